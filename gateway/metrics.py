@@ -65,6 +65,10 @@ class Collector:
             ),
             "payload_bytes": ("Payload in memory.", lambda h: h.owner.partition.bytes),
             "segments": ("Rows of payloads in the messages table.", lambda h: len(h.owner.partition.segments)),
+            "clock_behind_seconds": (
+                "How far the clock that stamps its messages is behind that of the leader of its markers.",
+                lambda h: None if (ms := h.owner.ticker.behind_ms) is None else ms / 1000,
+            ),
             "manifest_bytes": ("Size of the newest manifest.", lambda h: h.manifest_bytes),
             "checkpoint_age_seconds": (
                 "Time since the last complete checkpoint.",
@@ -78,6 +82,15 @@ class Collector:
                 if number is not None:
                     family.add_metric([str(one.number)], number)
             yield family
+        clocks = GaugeMetricFamily(
+            "marq_broker_clock_offset_seconds",
+            "How far a broker's clock is ahead of this worker's, by the timestamps of records.",
+            labels=["broker"],
+        )
+        now_s = time.time()
+        for broker, at_ms in ownership.broker_time.by_id().items():
+            clocks.add_metric([str(broker)], at_ms / 1000 - now_s)
+        yield clocks
         unserved = GaugeMetricFamily(
             "marq_partition_unserved", "1: assigned to this worker, which can't serve it.", labels=["partition"]
         )

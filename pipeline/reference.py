@@ -125,8 +125,8 @@ class ReferenceFold:
         self.notes: Counter[str] = Counter()
         self.clock_ms = 0
         self.last_ms = -1
-        self.tick_ms = -1  # timestamp of this owner's last tick that tells broker time
-        self.told_ms = -1  # greatest broker time told by two of its ticks
+        self.tick_ms = -1  # timestamp of this owner's last tick, as version 0.2 wrote them
+        self.told_ms = -1  # greatest broker time that its ticks have told
         self.expires: dict[int, int] = {}  # not done, or expired too early -> when its own time to live ends
         self.expired: dict[int, int] = {}  # expired before it was read -> told_ms at that time
         self.owner_ms = 0
@@ -228,10 +228,14 @@ class ReferenceFold:
             elif isinstance(marker, Own):
                 self.own, self.owner, self._owner_last_ms = offset, marker.nonce, -1
                 self.tick_ms = self.told_ms = -1
-            elif isinstance(marker, Tick) and marker.sure and not marker.fence:
-                if self.tick_ms >= 0 and self.tick_ms < timestamp_ms <= self.tick_ms + CLOCK_STEP_MS:
-                    self.told_ms = max(self.told_ms, timestamp_ms)
-                self.tick_ms = timestamp_ms
+            elif isinstance(marker, Tick) and not marker.fence:
+                if marker.time_ms:
+                    if marker.epoch == self.own and abs(timestamp_ms - marker.clock_ms) <= CLOCK_STEP_MS:
+                        self.told_ms = max(self.told_ms, marker.time_ms)
+                elif marker.sure:
+                    if self.tick_ms >= 0 and self.tick_ms < timestamp_ms <= self.tick_ms + CLOCK_STEP_MS:
+                        self.told_ms = max(self.told_ms, timestamp_ms)
+                    self.tick_ms = timestamp_ms
             effects.append(effect)
         if self._starts:
             self._check_attempts()

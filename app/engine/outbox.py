@@ -68,10 +68,10 @@ class Outbox:
         producer: Callable[[], IdempotentProducer],
         topic: str,
         partition: int,
-        stamped: Callable[[int], None] = lambda _: None,
+        stamped: Callable[[str, int, int], None] = lambda *_: None,
     ) -> None:
         self._producer = producer
-        self._stamped = stamped  # told the broker's time stamp of each record
+        self._stamped = stamped  # told topic, partition and the broker's timestamp of each record
         self.topic = topic
         self.partition = partition
         self.writer = NOBODY
@@ -183,7 +183,7 @@ class Outbox:
                 if metadata.offset < 0 or not metadata.timestamp or metadata.timestamp < 0:
                     writer.failed(seq)
                 else:
-                    self._stamped(metadata.timestamp)
+                    self._stamped(self.topic, self.partition, metadata.timestamp)
                     writer.took(seq, metadata.offset, metadata.timestamp, markers)
             finally:
                 if self._first or self._open:

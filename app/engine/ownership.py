@@ -21,7 +21,7 @@ from faust.types import TP
 from mode import Service
 
 from app.engine.breakers import Breakers
-from app.engine.broker_time import BrokerTime
+from app.engine.broker_time import BrokerClocks
 from app.engine.changelogs import Changelogs
 from app.engine.checkpoints import CheckpointWriter
 from app.engine.copies import Copies
@@ -62,6 +62,8 @@ TIMER_MS = 20
 REST_MS = 250
 #: Partitions that one call of the timer looks at. Each takes some ten microseconds.
 DUE_AT_ONCE = 200
+#: Milliseconds that a record may have been in its log when it is read, so that its timestamp tells the broker's time.
+LIVE_MS = 1_000
 #: Milliseconds before the timer applies changed settings of queues.
 SETTINGS_MS = 200
 
@@ -131,7 +133,7 @@ class Ownership(Service):
         self._leaving = False
         self._closing = False
         self._background: set[asyncio.Task[Any]] = set()
-        self.broker_time = BrokerTime(lambda: now_ms())
+        self.broker_time = BrokerClocks(lambda: now_ms(), lambda topic, number: app.producer.leader_of(topic, number))
         self.breakers = Breakers(catalog.settings_of, lambda: now_ms(), peers, self.spawn)
         self.copies = Copies(self, now_ms)
         self.read_ahead = ReadAhead(self, lambda: now_ms())
@@ -249,7 +251,10 @@ class Ownership(Service):
         if owned is None:
             return
         with self._alone(owned):
-            if not owned.owner.ingest(chunk.start, chunk.next, chunk.records, now_ms(), chunk.since_ms):
+            now = now_ms()
+            if chunk.since_ms is not None and chunk.records and now - chunk.since_ms <= LIVE_MS:
+                self.broker_time.stamped(self.topics.queue, owned.number, chunk.records[-1].timestamp)
+            if not owned.owner.ingest(chunk.start, chunk.next, chunk.records, now, chunk.since_ms):
                 self._seek(owned, self.topics.queue, owned.owner.partition.position)
             elif owned.serving:  # an owner that does not serve yet reads again what its predecessor has read
                 self.intake.read(self.settings.queue_id, chunk.records)

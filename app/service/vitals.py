@@ -39,7 +39,8 @@ class Vitals(msgspec.Struct):
 
     version: str
     clock_ms: int
-    broker_ms: int | None  # the time of the broker; None: not known yet
+    broker_ms: int | None  # the time of the broker that stamped last; None: not known yet
+    brokers_ms: dict[int, int]  # the time of each broker whose clock is known, by its id
     partitions: int
     disk_free_bytes: int
     disk_total_bytes: int
@@ -61,6 +62,7 @@ def vitals_of(ownership: Ownership, folder: Path) -> Vitals:
         version=marq.__version__,
         clock_ms=round(time.time() * 1000),
         broker_ms=ownership.broker_time.now_ms,
+        brokers_ms=ownership.broker_time.by_id(),
         partitions=ownership.topics.partitions,
         disk_free_bytes=free,
         disk_total_bytes=total,

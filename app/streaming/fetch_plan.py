@@ -279,7 +279,7 @@ class FetchPlan:
         return requests, awaiting_reset, pause_s, no_leader, []
 
     def ended(self, tp: TopicPartition, position: int, node: Node, end: End) -> int | None:
-        """A log ends at ``end``. Returns when it was last seen to end at ``position`` or below; None if it never was."""
+        """A log ends at `end`. Returns when it was last seen to end at `position` or below; None if it never was."""
         before, self._ends[tp] = self._ends.get(tp), end
         if before is None or position < before.offset:
             return None

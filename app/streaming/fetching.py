@@ -141,11 +141,12 @@ class Decoder:
         kept = self._client.kept.pop(node_id, {})
         if not assignment.active:
             return has_data
+        since_ms = request.since_ms if isinstance(request, PlannedRequest) else {}
         for topic, partitions in request.topics:
             for number, position, _ in partitions:
                 tp = TopicPartition(topic, number)
                 if tp in kept and self._is_wanted(assignment, tp, position):
-                    answer = kept[tp]._replace(since_ms=request.since_ms.get(tp))
+                    answer = kept[tp]._replace(since_ms=since_ms.get(tp))
                     has_data |= self._take(assignment, tp, position, answer)
         return has_data
 

@@ -125,6 +125,12 @@ class IdempotentProducer(driver.Producer):
         """`pending_bytes`, including those of the lanes."""
         return self.pending_bytes + sum(lane.pending_bytes for lane in set(self.lanes.values()))
 
+    def leader_of(self, topic: str, partition: int) -> int | None:
+        """The id of the broker that leads a partition, as far as it is known here."""
+        lane = self.lanes.get(topic, self)
+        leader = lane._ensure_producer().client.cluster.leader_for_partition(TopicPartition(topic, partition))
+        return None if leader is None else int(leader)
+
     async def on_start(self) -> None:
         await super().on_start()
         producer = self._ensure_producer()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from statistics import median_low
 from typing import Any, NamedTuple
 
 import msgspec
@@ -236,21 +237,24 @@ def keys(facts: Facts) -> Found:
 @check("clocks", needs="workers")
 def clocks(facts: Facts) -> Found:
     """the clocks of workers, brokers and this machine agree"""
-    mend = "correct the clock (NTP); leases go by the brokers' clocks and are not affected"
+    found = [("this machine", facts.clock_ms)]
+    told: dict[str, list[int]] = {}
     for url, one in _vitals(facts):
-        off = one["clock_ms"] - facts.clock_ms
+        found.append((f"the worker at {url}", one["clock_ms"]))
+        for broker, at_ms in (one.get("brokers_ms") or {}).items():
+            told.setdefault(broker, []).append(at_ms)
+    found += [(f"broker {broker}", median_low(times)) for broker, times in sorted(told.items())]
+    most = median_low([at_ms for _, at_ms in found])
+    for whose, at_ms in found:
+        off = at_ms - most
         if abs(off) > CLOCK_MS:
             way = "ahead of" if off > 0 else "behind"
-            yield Level.WARNING, f"the clock of the worker at {url} is {duration(abs(off))} {way} this machine's", mend
-        if one["broker_ms"] is not None:
-            off = one["broker_ms"] - one["clock_ms"]
-            if abs(off) > CLOCK_MS:
-                way = "ahead of" if off > 0 else "behind"
-                yield (
-                    Level.WARNING,
-                    f"the brokers' clock is {duration(abs(off))} {way} that of the worker at {url}",
-                    "correct the clocks (NTP): the times of messages are the brokers', and so are delays",
-                )
+            yield (
+                Level.WARNING,
+                f"the clock of {whose} is {duration(abs(off))} {way} the others",
+                "correct the clock (NTP)"
+                + ("; until then, messages may live and wait longer by that" if whose.startswith("broker") else ""),
+            )
 
 
 @check("disk", needs="workers")

@@ -42,7 +42,7 @@ class QueueClock:
         return len(self._runs) > 1
 
     def begin(self, broker_ms: int, now_ms: int) -> None:
-        """Begin with what the predecessor told, and the log since then: it is ``broker_ms`` now. May be called again."""
+        """It is ``broker_ms`` now, by what the predecessor has told and the log since then. May be called again."""
         ahead_ms = broker_ms - now_ms
         if self._early is not None and ahead_ms > self._early[1] + DRIFT_MS:
             ahead_ms = self._early[0]

@@ -12,6 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest_v4, FetchRequest_v11
 
+from app.streaming import fetch_plan
 from app.streaming.fetch_plan import EPOCH_MAX, FetchPlan, Node
 
 GONE, WRONG_EPOCH = 70, 71
@@ -88,6 +89,7 @@ class Lab:
         self.states = {TopicPartition("t", n): State() for n in range(count)}
         self.broker.ends = dict.fromkeys(self.states, 0)
         self.looked_at = 0
+        self.since_ms: dict[TopicPartition, int] = {}  # in the last answer
         self.delivered: list[tuple[TopicPartition, int, int]] = []
         self.asked: dict[TopicPartition, int] = {}
         self.assignment: Any = SimpleNamespace(tps=set(self.states), state_value=self._state)
@@ -133,6 +135,7 @@ class Lab:
             request.lost()
             return 0
         request.answered(response)
+        self.since_ms = request.since_ms
         for topic, partitions in request.topics:
             for number, asked, _ in partitions:
                 self._take(TopicPartition(topic, number), asked, response, room=room)
@@ -322,6 +325,79 @@ def test_an_old_broker_is_told_everything_without_sessions() -> None:
             ("t", [(0, 0, 1_000), (1, 0, 1_000)])
         ]
         request.answered(SimpleNamespace(API_VERSION=4, topics=[]))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(ms=1_000)
+    monkeypatch.setattr(fetch_plan, "now_ms", lambda: now.ms)
+    return now
+
+
+def fetched(lab: Lab, clock: SimpleNamespace, end: int, passed_ms: int = 100, fault: str = "") -> int | None:
+    """Partition 0 ends there when the next answer comes, after so long; since when its records can be in the log."""
+    clock.ms += passed_ms
+    lab.broker.ends[TopicPartition("t", 0)] = end
+    lab.fetch(fault)
+    return lab.since_ms.get(TopicPartition("t", 0))
+
+
+def test_what_came_between_two_answers_was_not_in_the_log_at_the_first(clock: SimpleNamespace) -> None:
+    lab = Lab(2)
+
+    assert fetched(lab, clock, 3) is None, "it may have been there for ever"
+    assert fetched(lab, clock, 5) == clock.ms - 100
+
+
+def test_an_answer_that_does_not_name_a_log_says_that_it_ends_where_it_did(clock: SimpleNamespace) -> None:
+    lab = Lab(2)
+    fetched(lab, clock, 0)
+    for _ in range(5):
+        fetched(lab, clock, 0)
+
+    assert fetched(lab, clock, 2) == clock.ms - 100
+
+
+def test_behind_a_pause_it_is_known_from_before_the_pause(clock: SimpleNamespace) -> None:
+    lab = Lab(2)
+    fetched(lab, clock, 0)
+    seen_ms = clock.ms
+    lab.states[TopicPartition("t", 0)].paused = True
+    lab.plan.touch(TopicPartition("t", 0))
+    for _ in range(5):
+        fetched(lab, clock, 7)
+    lab.states[TopicPartition("t", 0)].paused = False
+    lab.plan.touch(TopicPartition("t", 0))
+
+    assert fetched(lab, clock, 9) == seen_ms
+
+
+@pytest.mark.parametrize("fault", ["request lost", "answer lost"])
+def test_a_lost_answer_says_nothing(clock: SimpleNamespace, fault: str) -> None:
+    lab = Lab(2)
+    fetched(lab, clock, 0)
+    fetched(lab, clock, 0)
+    seen_ms = clock.ms
+    fetched(lab, clock, 0, fault=fault)
+
+    assert fetched(lab, clock, 2) == seen_ms
+
+
+def test_what_was_in_front_of_the_end_may_have_been_there_for_ever(clock: SimpleNamespace) -> None:
+    lab = Lab(2)
+    fetched(lab, clock, 9)
+    lab.fetcher.seek_to(TopicPartition("t", 0), 4)
+
+    assert fetched(lab, clock, 9) is None
+
+
+def test_it_is_known_across_assignments_and_leaders(clock: SimpleNamespace) -> None:
+    lab = Lab(2)
+    fetched(lab, clock, 3)
+    seen_ms = clock.ms
+    lab.assignment = SimpleNamespace(tps=set(lab.states), state_value=lab._state)
+
+    assert fetched(lab, clock, 5) == seen_ms
 
 
 @pytest.mark.parametrize("seed", range(60))

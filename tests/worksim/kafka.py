@@ -319,6 +319,9 @@ class Producer:
             before = batch
         return runs
 
+    def leader_of(self, topic: str, partition: int) -> int | None:
+        return partition
+
     def waited_s(self, topic: str, partition: int) -> float:
         line = self.lines.get(TP(topic, partition))
         return self.kafka.loop.now - line.since if line is not None and line.batches else 0.0
