@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from unittest import mock
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
@@ -22,10 +24,17 @@ IDS = (1, 2, 3)
 class Brokers:
     """Each is broker and controller. Two of them are enough for the cluster to go on.
 
-    `more`: further properties of a broker, by its number, its port and that of its controller.
+    `more`: further properties of a broker, by its number, its port and that of its controller. `environment`: of some
+    brokers.
     """
 
-    def __init__(self, folder: Path, more: Callable[[int, int, int], Mapping[str, str]] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        more: Callable[[int, int, int], Mapping[str, str]] | None = None,
+        environment: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> None:
+        self._environment = environment or {}
         ports = {n: (free_port(), free_port()) for n in IDS}
         voters = ",".join(f"{n}@{LOOPBACK}:{controller}" for n, (_, controller) in ports.items())
         cluster_id = new_cluster_id()
@@ -56,7 +65,12 @@ class Brokers:
     def __enter__(self) -> Brokers:
         try:
             with ThreadPoolExecutor(len(IDS)) as threads:  # none answers before two of them run
-                list(threads.map(EmbeddedBroker.start, self._brokers.values()))
+                plain = [threads.submit(one.start) for n, one in self._brokers.items() if n not in self._environment]
+                for started in plain:
+                    started.result()
+            for n, environment in self._environment.items():
+                with mock.patch.dict(os.environ, environment):
+                    self._brokers[n].start()
         except BaseException:
             self._kill()
             raise
@@ -71,8 +85,17 @@ class Brokers:
         for broker in self._brokers.values():
             broker.kill()
 
-    async def create(self, settings: Settings, replicas: Sequence[Sequence[int]], min_in_sync: int) -> None:
-        """Create the topics of a worker with `replicas` of each partition; single replicas are on broker 1 or 2."""
+    async def create(
+        self,
+        settings: Settings,
+        replicas: Sequence[Sequence[int]],
+        min_in_sync: int,
+        others: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    ) -> None:
+        """Create the topics of a worker with `replicas` of each partition, or `others` for some topics.
+
+        Single replicas are on broker 1 or 2.
+        """
         topics = Topics(
             queue=settings.queue_topic,
             markers=settings.markers_topic,
@@ -85,8 +108,9 @@ class Brokers:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
         await admin.start()
         try:
+            needs = needed._needs(topics, topic_mode=False)
             made = await admin.create_topics(
-                [_topic(need, replicas, min_in_sync) for need in needed._needs(topics, topic_mode=False)]
+                [_topic(need, (others or {}).get(need.name, replicas), min_in_sync) for need in needs]
             )
         finally:
             await admin.close()

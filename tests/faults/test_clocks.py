@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from app.kafka.broker import EmbeddedBroker
+from app.settings import Settings
 from marq.errors import BrokerError
+from tests.faults.brokers import Brokers
 from tests.faults.clock import FAKE, LIBRARY, Clock
 from tests.integration.cluster import Cluster
 from tests.integration.json_client import Client
@@ -41,6 +43,28 @@ def cluster(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         except BrokerError as error:
             pytest.skip(f"this Java does not run under this libfaketime: {error}")
     with broker, Cluster(broker.bootstrap, tmp_path, partitions=2, handlers="", checkpoint_ms=300) as cluster:
+        yield cluster
+
+
+#: Leaders of the queue and markers topics. Broker 2 is behind.
+SKEWED, SKEW_S = 2, -30
+QUEUE_LEADERS, MARKERS_LEADERS = (1, 2, 3, 2), (3, 1, 2, 2)
+
+
+@pytest.fixture
+def skewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Workers without handlers, at three brokers, one of which is 30 s behind."""
+    clock = Clock(tmp_path / "faketimerc")
+    clock.set(SKEW_S)
+    brokers = Brokers(tmp_path / "kafka", environment={SKEWED: {**FAKE, "FAKETIME_TIMESTAMP_FILE": str(clock.file)}})
+    try:
+        brokers.__enter__()
+    except BrokerError as error:
+        pytest.skip(f"this Java does not run under this libfaketime: {error}")
+    with brokers, Cluster(brokers.bootstrap, tmp_path, partitions=4, handlers="", checkpoint_ms=300) as cluster:
+        settings = Settings(kafka=f"kafka://{brokers.bootstrap}", name=cluster.name)
+        markers = {settings.markers_topic: [[n, n % 3 + 1] for n in MARKERS_LEADERS]}
+        cluster.run(brokers.create(settings, [[n, n % 3 + 1] for n in QUEUE_LEADERS], 1, markers))
         yield cluster
 
 
@@ -84,3 +108,25 @@ def test_an_hour_without_any_worker_counts_in_full(cluster: Cluster, clock: Cloc
 
     assert payloads(client, "q", 2) == {b"kept", b"over"}
     assert payloads(client, "q", wait_ms=500) == set()
+
+
+def test_a_broker_that_is_behind_ends_nothing_and_brings_nothing_early(skewed: Cluster) -> None:
+    worker = skewed.start()
+    client = Client(worker.url)
+    for n in range(24):
+        client.send("living", b"%d" % n, ttl_ms=20_000)
+        client.send("delayed", b"%d" % n, delay_ms=15_000)
+    sent_s = time.monotonic()
+
+    living = payloads(client, "living", 24, wait_ms=2_000)
+    early = payloads(client, "delayed", wait_ms=0)
+    took_s = time.monotonic() - sent_s
+    late = payloads(client, "delayed", 24, wait_ms=30_000)
+
+    assert took_s > 14 or early == set()
+    assert len(living) == 24
+    assert len(early | late) == 24
+    said = skewed.command("doctor").stdout
+    assert f"the clock of broker {SKEWED} is 30 s behind" in said, said
+    status, text = worker.get("/metrics")
+    assert status == 200 and 'marq_broker_clock_offset_seconds{broker="2"} -' in str(text)

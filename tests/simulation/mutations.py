@@ -541,13 +541,6 @@ def _believes_all_stamps(read: Any) -> Any:
     return mutated
 
 
-def _by_the_present_clock(use: Any) -> Any:
-    def mutated(self: QueueClock, runs: Any) -> None:
-        use(self, runs[-1:])
-
-    return mutated
-
-
 def _goes_on_meanwhile(read: Any) -> Any:
     def mutated(self: Ticker, *chunk: Any) -> None:
         self._clock.read(*chunk)
@@ -825,10 +818,6 @@ MUTATIONS = {
     "all stamps are believed": Mutation(
         "a stamp from before its message can have been sent is of a clock that is behind",
         _replaced(QueueClock, "read", _believes_all_stamps),
-    ),
-    "the present clock for all": Mutation(
-        "messages count by the clock that stamped them, until they are done",
-        _replaced(QueueClock, "_use", _by_the_present_clock),
     ),
     "handed out by the time of before": Mutation(
         "while broker time has to go back, what depends on it waits", _replaced(Ticker, "read", _goes_on_meanwhile)
