@@ -111,6 +111,25 @@ def test_one_stamp_is_no_reason_for_an_end(log: Log) -> None:
     assert log.only().kind == "expired early"
 
 
+def test_a_tick_says_itself_what_the_time_is(log: Log) -> None:
+    """By the clock that stamps messages, which is 30 s behind."""
+    offset = send(log, 1_000)
+    log.now_ms += 31_000
+    log.write(Tick(epoch=log.reference.own, time_ms=log.now_ms - 30_001, clock_ms=log.now_ms))
+    expire(log, offset)
+    assert log.only().kind == "expired early"
+
+
+@pytest.mark.parametrize("wrong", [{"clock_ms": 1}, {"epoch": 7}])
+def test_unless_its_stamp_or_its_epoch_is_wrong(log: Log, wrong: dict[str, int]) -> None:
+    offset = send(log, 1_000)
+    log.now_ms += 31_000
+    told = {"epoch": log.reference.own, "time_ms": log.now_ms, "clock_ms": log.now_ms}
+    log.write(Tick(**(told | wrong)))
+    expire(log, offset)
+    assert log.only().kind == "expired early"
+
+
 def test_nor_are_ticks_of_the_owner_before(log: Log) -> None:
     offset = send(log, 1_000)
     log.wait(2_000)
