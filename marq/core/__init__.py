@@ -36,7 +36,8 @@ May import `marq.errors`, `marq.protocol` and `marq.text`. Of others it needs ms
 ``agenda``            what an owner wants done: markers, deliveries, copies
 ``starts``            deliveries of an owner, from the choice of messages to the hand-out
 ``flow``              limits and circuit breakers of a queue
-``ticker``            when the log has to tell the time, and what the owner believes of it
+``ticker``            when the log has to tell the time, and which
+``queue_clock``       the clock that stamps messages, as the owner may believe it
 ``checkpoint_cycle``  the steps in which a checkpoint becomes durable
 ``recovery``          the state of a partition from its tables, also where a log has lost records
 ``ignored``           extensions and releases without effect
