@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,9 @@ def _is_sparks(error: Exception) -> bool:
 
 
 def main() -> None:
+    from app.folders import UMASK
+
+    os.umask(UMASK)
     # Spark's bridge to Java logs, with traces and partly as root, what it raises as well
     logging.basicConfig(level=logging.CRITICAL + 1)
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.folders import UMASK
 from marq.errors import PipelineError
 from pipeline import java as java_start
 from pipeline.jars import install_spark_jars, java_home, zip_code
@@ -176,6 +177,8 @@ def _common(scratch: Path) -> dict[str, str]:
         # Rows are of one day, or two at midnight: both files are open at once. With more, rows are first sorted by day.
         "spark.sql.maxConcurrentOutputFileWriters": "2",
         # Bytes that an open file keeps in memory.
+        # Hadoop sets the permissions of what it writes, whatever the umask of the process
+        "spark.hadoop.fs.permissions.umask-mode": f"{UMASK:03o}",
         "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
         # The logs of our tables are short; by default each read of one is 50 tasks.
         "spark.databricks.delta.snapshotPartitions": "2",

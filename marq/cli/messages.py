@@ -15,7 +15,7 @@ from marq.cli.console import out, out_json, print_pairs, print_table, say, short
 from marq.cli.group import QUEUE, command
 from marq.cli.queues import path_of, stats_of, troubles_in
 from marq.cli.receiving import payload_object
-from marq.cli.service import Connected
+from marq.cli.service import Answer, Connected
 from marq.cli.values import PLACE, Place, duration, number, size
 from marq.client import wire
 from marq.core.policies import DEAD_SUFFIX, default_dead_letter_queue
@@ -84,7 +84,7 @@ def _listed(
 
 def as_object(message: dict[str, Any]) -> dict[str, Any]:
     """A message with everything; its payload as `text`, or as `payload` in base64 if it is no text."""
-    found = dict(message)
+    found = Answer(message)
     if "payload" in message:
         told = found.pop("payload")
         payload = told if isinstance(told, bytes) else base64.b64decode(told)

@@ -11,7 +11,7 @@ import click
 
 from marq.cli.console import confirm, out, out_json, print_pairs, print_table, say
 from marq.cli.group import QUEUE, command
-from marq.cli.service import Connected
+from marq.cli.service import Answer, Connected
 from marq.cli.values import duration, number, settings_of, size
 from marq.errors import MarqError, NotPossibleError, UnknownQueueError
 
@@ -110,7 +110,7 @@ def stats_of(service: Connected, queue: str | None, prefix: str = "") -> tuple[l
     if queue is not None:
         one = service.ask(path_of(queue, "stats"))
         troubles = troubles_in([one])
-        return [{name: value for name, value in one.items() if name not in TROUBLES}], troubles
+        return [Answer((name, value) for name, value in one.items() if name not in TROUBLES)], troubles
     pages = list(service.pages("/v1/stats", {"prefix": prefix}))
     return [queue for page in pages for queue in page["queues"]], troubles_in(pages)
 

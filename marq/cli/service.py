@@ -15,7 +15,7 @@ from marq.client import Queue, wire
 from marq.client.connection import reason_of
 from marq.client.loop_thread import Runner
 from marq.client.operations import Action, Operations
-from marq.errors import MarqError, RequestError, SettingError, UnavailableError, UnreachableError
+from marq.errors import MarqError, RequestError, ServiceError, SettingError, UnavailableError, UnreachableError
 
 #: Queues, messages or rows that are asked for at once.
 PAGE = 1_000
@@ -34,6 +34,19 @@ class Address(NamedTuple):
     key_file: Path | None = None
     ca_file: Path | None = None
     key: str | None = None  # instead of a file
+
+
+class Answer(dict[str, Any]):
+    """An object of an answer. A field that is missing is an error of whatever answered."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ServiceError(f"what is at this address did not answer like marq: {name!r} is missing; check the address")
+
+
+def _answer_of(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Answer((name, _answer_of(one)) for name, one in value.items())
+    return [_answer_of(one) for one in value] if isinstance(value, list) else value
 
 
 class Connected:
@@ -121,7 +134,10 @@ class Connected:
         encoded = b"" if body is None else wire.encode(body)
         values = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
         answer = self.run(self.operations.connection.request(method, path, encoded, query=values))
-        return wire.decoded(_anything, answer)
+        found = wire.decoded(_anything, answer)
+        if not isinstance(found, dict):
+            raise ServiceError("what is at this address did not answer like marq; check the address")
+        return _answer_of(found)
 
     def readiness(self) -> str:
         """What a worker that is not ready says of itself; empty if it is ready. Raises `UnreachableError`."""

@@ -6,8 +6,10 @@ import asyncio
 import datetime
 import logging
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +90,15 @@ def test_messages_and_markers_are_archived_as_they_were(spark: SparkSession, ins
 
 
 @pytest.mark.slow
+def test_nothing_in_the_archive_is_open_to_other_users(spark: SparkSession, installation: Make) -> None:
+    here = installation(partitions=1)
+    here.send(0, *[(b"a", b"x")] * 3)
+    run_archive(spark, here.job)
+    files = [file for file in Path(here.data).rglob("*") if file.is_file()]
+    assert any(file.suffix == ".parquet" for file in files)
+    assert [file for file in files if stat.S_IMODE(file.stat().st_mode) & 0o077] == []
+
+
 def test_each_run_goes_on_where_the_last_one_ended(spark: SparkSession, installation: Make) -> None:
     here = installation()
     here.send(0, *[(b"q", b"%d" % i) for i in range(5)])
