@@ -107,12 +107,21 @@ class Collector:
         yield uncounted
         stalled = GaugeMetricFamily(
             "marq_partition_stalled_seconds",
-            "How long Kafka has confirmed nothing that this worker wrote in a partition; of stalled ones only.",
+            "How long a partition has waited for Kafka: records unconfirmed, refused or hidden; of such ones only.",
             labels=["partition"],
         )
         for number, stall in ownership.stalls.now().items():
             stalled.add_metric([str(number)], stall.seconds)
         yield stalled
+        hidden = GaugeMetricFamily(
+            "marq_partition_hidden_offsets",
+            "Offsets that can't be read because of an open transaction; of partitions that wait for one only.",
+            labels=["partition"],
+        )
+        for number, stall in ownership.stalls.now().items():
+            if stall.hidden:
+                hidden.add_metric([str(number)], stall.hidden)
+        yield hidden
         counted = CounterMetricFamily(
             "marq_partition_messages", "What became of deliveries and messages.", labels=["partition", "what"]
         )

@@ -21,6 +21,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `breakers`         circuit breakers, told to other workers
 `progress`         notices partitions whose reading does not advance
 `stalls`           partitions in which Kafka confirms nothing
+`transactions`     partitions that wait for an open transaction
 `copies`           makes dead letters, and moves messages
 `quarantine`       copies poison to its topic
 `copier`           appends copies, and ends their originals

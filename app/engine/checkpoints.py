@@ -85,7 +85,10 @@ class CheckpointWriter:
     def refusals(self) -> dict[int, Stall]:
         """The partitions whose checkpoints Kafka refuses."""
         now = self._now_ms()
-        return {n: Stall(topic, (now - since) / 1000, why) for n, (topic, since, why) in self._refusals.items()}
+        return {
+            n: Stall(topic, (now - since) / 1000, f"makes no checkpoint: {why}")
+            for n, (topic, since, why) in self._refusals.items()
+        }
 
     def may_begin(self, owned: OwnedPartition, now: int) -> bool:
         """False if a partition wants to begin a checkpoint, but others come first: it was put off.

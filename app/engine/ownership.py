@@ -35,6 +35,7 @@ from app.engine.read_up import LogEnds, ReadUp
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
 from app.engine.throttle import Throttle
+from app.engine.transactions import OpenTransactions
 from app.engine.unread_counter import UnreadCounter
 from app.streaming.faults import is_expected
 from marq.clock import now_ms
@@ -138,10 +139,17 @@ class Ownership(Service):
         self.copies = Copies(self, now_ms)
         self.read_ahead = ReadAhead(self, lambda: now_ms())
         self.checkpoints = CheckpointWriter(self, lambda: now_ms())
-        self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics, self.checkpoints.refusals)
+        self.log_ends = LogEnds(settings)
+        self.transactions = OpenTransactions(
+            lambda: app.consumer.unstable(), topics, self.owned, self.log_ends.begin_of, self.spawn
+        )
+        self.stalls = Stalls(
+            lambda longer_s: app.producer.waits(longer_s),
+            topics,
+            lambda: {**self.checkpoints.refusals(), **self.transactions.now()},
+        )
         self.progress = Progress(app, topics, self.is_unserved)
         self.changelogs = Changelogs(app, settings)
-        self.log_ends = LogEnds(settings)
         self.unread_counter = UnreadCounter(self)
         self.read_up = ReadUp(self.log_ends.ask, topics, self.owned, self.end_due, self.spawn, self.hurry)
 
@@ -308,6 +316,7 @@ class Ownership(Service):
                 self._do_due(owned, now)
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now
+            self.transactions.look()
             self.stalls.look()
         self.read_ahead.look()
         self.progress.look_after_some(self.owned, now)

@@ -20,10 +20,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, LeaderNotAvailableError, for_code
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.record.memory_records import MemoryRecords
 from mode import Service
 
 from app.engine.queues_topic import ends_of
+from app.engine.transactions import Begin
 from app.kafka.connection import end_client, start_consumer
 from marq.errors import UnavailableError
 
@@ -40,6 +43,7 @@ READ_UP_S = 0.2
 QUESTION_S = 1.0
 #: Seconds between looks at whether dead letters that are being made are in the log.
 DYING_CHECK_S = 0.002
+_LOG_APPEND_TIME = 1
 #: Where partitions of topics end.
 Ends = Mapping[TopicPartition, int]
 Ask = Callable[[Sequence[TopicPartition]], Awaitable[Ends]]
@@ -58,6 +62,32 @@ class LogEnds(Service):
         if self._consumer is None:
             return {}
         return await self._consumer.end_offsets(tps)  # type: ignore[no-any-return]
+
+    async def begin_of(self, tp: TopicPartition, offset: int) -> Begin | None:
+        """The first record of a transaction, which is at this offset; None if there is no such transaction.
+
+        Raises:
+            KafkaError, TimeoutError: Kafka did not answer.
+            UnavailableError: this worker has not started.
+        """
+        if self._consumer is None:
+            raise UnavailableError("this worker has not started")
+        client = self._consumer._client
+        # also what is not committed; a broker sends one batch whole, however few bytes are asked for
+        request = FetchRequest(0, 0, 1, 0, [(tp.topic, [(tp.partition, offset, 1)])])
+        async with asyncio.timeout(QUESTION_S):
+            await client._wait_on_metadata(tp.topic)
+            node = client.cluster.leader_for_partition(tp)
+            if node is None or node < 0:
+                raise LeaderNotAvailableError(tp)
+            ((_, (part,)),) = (await client.send(node, request)).topics
+        if part[1]:
+            client.force_metadata_update()
+            raise for_code(part[1])(tp)
+        batch = MemoryRecords(part[-1] or b"").next_batch()
+        if batch is None or not getattr(batch, "is_transactional", False):
+            return None
+        return Begin(batch.producer_id, batch.max_timestamp if batch.timestamp_type == _LOG_APPEND_TIME else None)
 
     async def of(self, topic: str, partitions: int) -> tuple[int, ...]:
         """Where each partition of a topic ends now. Raises `UnavailableError`."""

@@ -1,8 +1,8 @@
 """Finds partitions in which Kafka confirms nothing, for example below the minimum of in-sync replicas.
 
 A stall concerns one partition. This worker sends nothing more there (`app.service.sends`) and starts no deliveries
-(`Owner.stalled`). The other partitions go on. A partition whose checkpoints Kafka refuses is listed, too, with the
-reason: it is served, but its checkpoints wait (`app.engine.checkpoints`).
+(`Owner.stalled`). The other partitions go on. With a reason two more kinds are listed: a partition whose checkpoints
+Kafka refuses (`app.engine.checkpoints`), and one that waits for an open transaction (`app.engine.transactions`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ def stalled_error() -> UnavailableError:
 
 
 class Stall(msgspec.Struct):
-    """The oldest waiting record of a partition, or a checkpoint that waits because Kafka refuses it."""
+    """The oldest waiting record of a partition, or what else a partition waits for."""
 
     topic: str
     seconds: float
-    reason: str = ""  # of the refusal, and what to do
+    reason: str = ""  # what the partition does not do, and why, then what to do; empty: Kafka confirms nothing
+    hidden: int = 0  # offsets that can't be read
 
 
 class Stalls:
@@ -51,16 +52,16 @@ class Stalls:
         self,
         waits: Callable[[float], Mapping[TP, float]],
         topics: Callable[[], Topics],
-        refusals: Callable[[], dict[int, Stall]] = dict,
+        others: Callable[[], dict[int, Stall]] = dict,
     ) -> None:
         self._waits = waits  # (seconds) -> partitions whose oldest record has waited for longer
         self._topics = topics
-        self._refusals = refusals  # partitions whose checkpoints are refused
+        self._others = others  # partitions that wait for something else, with the reason
         self._named: dict[int, str] = {}  # with the reason
 
     def now(self) -> dict[int, Stall]:
         """The present stalls, by the number of the partition."""
-        found = self._refusals()
+        found = self._others()
         waits = self._waits(STALLED_S)
         if not waits and not found:
             return {}
@@ -69,7 +70,7 @@ class Stalls:
         for tp, seconds in waits.items():
             before = found.get(tp.partition)
             if tp.topic in ours and (before is None or before.reason or before.seconds < seconds):
-                found[tp.partition] = Stall(tp.topic, seconds)
+                found[tp.partition] = Stall(tp.topic, seconds, hidden=0 if before is None else before.hidden)
         return dict(sorted(found.items()))
 
     def look(self) -> None:
@@ -79,7 +80,7 @@ class Stalls:
             if self._named.get(number) == stall.reason:
                 continue
             if stall.reason:
-                log.warning("Partition %s makes no checkpoint, but goes on: %s", number, stall.reason)
+                log.warning("Partition %s %s", number, stall.reason)
                 continue
             log.warning(
                 "Partition %s is stalled: Kafka has confirmed nothing in %s for %.0f s. Sends go elsewhere meanwhile",
@@ -89,6 +90,7 @@ class Stalls:
             )
         for number, reason in sorted(self._named.items()):
             if number not in stalled:
-                over = "makes checkpoints again" if reason else "is not stalled any more"
+                what, _, _ = reason.rpartition(": ")
+                over = f"is well again (was: {what})" if reason else "is not stalled any more"
                 log.warning("Partition %s %s", number, over)
         self._named = {number: stall.reason for number, stall in stalled.items()}

@@ -47,7 +47,7 @@ class LossView(msgspec.Struct):
 
 
 class PartitionView(msgspec.Struct):
-    """A partition and its owner; `reason` says why it can't be served, or makes no checkpoints."""
+    """A partition and its owner; `reason` says why it can't be served, or what it waits for."""
 
     partition: int
     owner: str

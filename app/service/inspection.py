@@ -166,12 +166,12 @@ class Inspection:
     def _describe(self, owned: OwnedPartition, ends: Ends) -> PartitionView:
         partition, now = owned.owner.partition, time.monotonic()
         topics = self._ownership.topics
-        refusal = self._ownership.checkpoints.refusals().get(owned.number)
+        stall = self._ownership.stalls.now().get(owned.number)
         return PartitionView(
             partition=owned.number,
             owner=self._ownership.worker_name,
             phase=owned.owner.phase.value,
-            reason=refusal.reason if refusal is not None else UNSET,
+            reason=stall.reason if stall is not None and stall.reason else UNSET,
             epoch=owned.owner.epoch,
             position=partition.position,
             lag=_lag(ends, topics.queue, owned.number, partition.position),
@@ -232,6 +232,7 @@ class Inspection:
             ),
             asyncio.gather(self.unserved(), self.stalled(), self._census.uncounted(wanted)),
         )
+        at_least = bool(missing or unserved or uncounted.since_ms or any(stall.hidden for stall in stalled.values()))
         none: dict[str, int] = dict.fromkeys(STATES, 0)
         stats: list[QueueStats] = []
         for queue in queues:
@@ -249,7 +250,7 @@ class Inspection:
                     oldest_ms=ages.get(queue, 0) if unfinished else None,
                     breaker=breakers.get(queue),
                     has_receiver=received[queue],
-                    at_least=bool(missing or unserved or uncounted.since_ms),
+                    at_least=at_least,
                     at_most=queue in uncounted.at_most or dead_queues[queue] in uncounted.at_most,
                 )
             )

@@ -28,7 +28,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from aiokafka import TopicPartition
@@ -132,11 +132,22 @@ class ChunkConsumer(driver.Consumer):
 
         The thread may lose a partition between any two steps of the main thread; aiokafka's method fails then.
         """
+        state = self._states().get(TopicPartition(*tp))
+        return state.highwater if state is not None else None
+
+    def unstable(self) -> dict[TP, tuple[int, int]]:
+        """Logs with an open transaction: where it begins, and where the log ends, as the last fetch told."""
+        return {
+            TP(*tp): (state.lso, state.highwater)
+            for tp, state in self._states().items()
+            if state.lso is not None and 0 <= state.lso < state.highwater
+        }
+
+    def _states(self) -> Mapping[TopicPartition, Any]:
         consumer = self._thread._consumer
         subscription = consumer._subscription.subscription if consumer is not None else None
         assignment = subscription.assignment if subscription is not None else None
-        state = assignment.state_value(TopicPartition(*tp)) if assignment is not None else None
-        return state.highwater if state is not None else None
+        return assignment._tp_state if assignment is not None else {}
 
     def _reader(self, tp: TP, generation: int | None) -> Reader | None:
         reader = self._thread.readers.get(tp)

@@ -166,7 +166,7 @@ class Api:
                     found.append({"kind": "unserved", "partition": number, "reason": reasons.get(number, "")})
             for number, stall in {n: s for w in cluster.workers.values() for n, s in w.stalled.items()}.items():
                 one = {"kind": "stalled", "partition": number, "topic": stall.topic, "seconds": stall.seconds}
-                found.append(one | {"kind": "refused", "reason": stall.reason} if stall.reason else one)
+                found.append(one | {"kind": "waiting", "reason": stall.reason} if stall.reason else one)
             for number, losses in sorted((n, lost) for w in cluster.workers.values() for n, lost in w.lost.items()):
                 messages = sum(loss.messages for loss in losses)
                 found.append({"kind": "lost", "partition": number, "count": messages, "at_ms": losses[-1].at_ms})

@@ -335,7 +335,7 @@ def partitions(facts: Facts) -> Found:
         seconds = stall.get("seconds", 0) if isinstance(stall, dict) else 0
         if isinstance(stall, dict) and stall.get("reason"):
             what, _, mend = str(stall["reason"]).rpartition(": ")
-            yield Level.PROBLEM, f"partition {stuck} makes no checkpoint: {what}", mend
+            yield Level.PROBLEM, f"partition {stuck} {what}", mend
             continue
         yield (
             Level.PROBLEM,

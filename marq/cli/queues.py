@@ -156,7 +156,7 @@ def troubles_in(pages: Iterable[dict[str, Any]]) -> list[str]:
             for number, ms in sorted(uncounted.items())
         ),
         *(
-            f"partition {number} makes no checkpoint: {stall['reason']}"
+            f"partition {number} {stall['reason']}"
             if isinstance(stall, dict) and stall.get("reason")
             else f"partition {number} is stalled: Kafka confirms nothing in it"
             for number, stall in sorted(stalled.items())

@@ -166,6 +166,12 @@ def test_a_log_that_ends_with_what_nobody_reads_is_not_taken_for_one(cluster: Cl
     producer.begin_transaction()
     producer.produce(cluster.queue_topic, b"never", QUEUE.encode(), 0)
     producer.flush(20)
+    stalled = until(lambda: worker.get("/v1/stats")[1]["stalled"].get("0"), "somebody says that it is open")
+    assert stalled["hidden"] == 1
+    assert worker.get(f"/v1/queues/{QUEUE}/stats")[1]["at_least"]
+    assert "waits for an open transaction since 2" in stalled["reason"] and "(producer id " in stalled["reason"]
+    assert f"hides {cluster.queue_topic} from offset {BEFORE} on" in stalled["reason"]
+    until(lambda: "Partition 0 waits for an open transaction" in worker.log, "in the log, too")
     producer.abort_transaction(20)
     until(lambda: worker.partitions()[0]["position"] == BEFORE + 2, "that is passed")
     client.ack(*taken)

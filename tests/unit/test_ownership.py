@@ -82,6 +82,9 @@ class Kafka:
     def hurry(self, lasting: bool) -> None:
         self.hurried += 1
 
+    def unstable(self) -> dict[TP, tuple[int, int]]:
+        return {}
+
     def highwater(self, tp: TP) -> int:
         return len(self.logs[tp])
 

@@ -58,9 +58,18 @@ def test_a_stall_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixtu
     ]
 
 
+def test_records_that_are_hidden_count_also_where_something_worse_is_named() -> None:
+    kafka = Kafka()
+    kafka.stalls = Stalls(kafka.waits, lambda: TOPICS, lambda: {1: Stall("q", 99.0, "waits: end it", hidden=7)})
+    kafka.waited = {TP("m", 1): 4.0}
+
+    assert kafka.stalls.now() == {1: Stall("m", 4.0, hidden=7)}
+
+
 def test_a_refused_checkpoint_is_listed_with_its_reason_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     kafka = Kafka()
-    refused = {2: Stall("c", 1.0, "c refuses a row: raise its limit"), 4: Stall("c", 1.0, "c refuses a row: grant it")}
+    why = "makes no checkpoint: c refuses a row: raise its limit"
+    refused = {2: Stall("c", 1.0, why), 4: Stall("c", 1.0, "makes no checkpoint: c refuses a row: grant it")}
     kafka.stalls = Stalls(kafka.waits, lambda: TOPICS, lambda: dict(refused))
     caplog.set_level(logging.WARNING, "app.engine.stalls")
 
@@ -75,8 +84,8 @@ def test_a_refused_checkpoint_is_listed_with_its_reason_and_logged_once(caplog: 
 
     mine = [record for record in caplog.records if record.name == "app.engine.stalls"]
     assert [record.getMessage() for record in mine] == [
-        "Partition 2 makes no checkpoint, but goes on: c refuses a row: raise its limit",
-        "Partition 2 makes checkpoints again",
+        "Partition 2 makes no checkpoint: c refuses a row: raise its limit",
+        "Partition 2 is well again (was: makes no checkpoint: c refuses a row)",
     ]
 
 

@@ -45,7 +45,7 @@ const WORDS = {
   missing: ["bad", (t) => html`Worker <b>${t.worker}</b> does not answer.`],
   unserved: ["bad", (t) => html`<b>Partition ${t.partition}</b> is not served${t.reason ? `: ${t.reason}` : "."}`],
   stalled: ["bad", (t) => html`Kafka confirms nothing in <b>partition ${t.partition}</b> of ${t.topic}, for ${duration(t.seconds * 1000)}.`],
-  refused: ["bad", (t) => html`<b>Partition ${t.partition}</b> makes no checkpoint: ${t.reason}.`],
+  waiting: ["bad", (t) => html`<b>Partition ${t.partition}</b> ${t.reason}.`],
   lost: ["bad", (t) => html`<b>Partition ${t.partition}</b>: Kafka deleted ${plural(t.count, "unfinished message")} before a worker had read them, last <${Time} ms=${t.at_ms} />. Raise the topic's retention.`],
   poison: ["warn", (t) => html`${plural(t.count, "record")} can't be delivered: no queue, or malformed.`],
   breaker: ["warn", (t) => html`<${Q} name=${t.queue} />: its circuit breaker is open.`],
