@@ -8,9 +8,10 @@ A global table of Faust would be in the co-partition group of the queue and mark
     \\0secret/<random>   32 bytes; the first of them in the log is the installation's secret
 
 A record counts only if its version is higher than that of the record before: of two changes to the same record, all
-workers take the first. A writer reads its own record back. If it does not count, the writer repeats its change on top
-of the current record, so no change is lost. Compaction keeps the last record of a queue, which must be one that counts:
-if a writer dies before it repeats its change, the owner of partition 0 writes the current record again.
+workers take the first. A removal (a record without a value) counts only for a queue that is deleted: it may have been
+made anew while the removal was on its way. A writer reads its own record back. If it does not count, the writer repeats
+its change on top of the current record, so no change is lost. Compaction keeps the last record of a queue, which must
+be one that counts: else the owner of partition 0 writes the current record again.
 """
 
 from __future__ import annotations
@@ -409,9 +410,13 @@ class Catalog(Service):
         except (UnicodeDecodeError, QueueSettingsError) as exc:
             self.log.warning("Ignored record %s of the queues topic: %s", record.offset, exc)
 
+    def _counts(self, old: QueueRecord | None, record: QueueRecord | None) -> bool:
+        """Tells whether a record takes the place of the one before; None: the removal of a record."""
+        return old is None or (record.version > old.version if record is not None else old.state == "deleted")
+
     def _put(self, queue: str, record: QueueRecord | None) -> None:
         old = self.records.get(queue)
-        counts = record is None or old is None or record.version > old.version
+        counts = self._counts(old, record)
         mine = self._mine.get(record.by) if record is not None else None
         if mine is not None and not mine.done():
             mine.set_result(counts)
@@ -464,7 +469,11 @@ class Catalog(Service):
         """Delete the records of queues that were deleted long ago."""
         limit_ms = (time.time() - DELETED_KEPT_S) * 1000
         for queue, record in list(self.records.items()):
-            if record.state == "deleted" and record.changed_ms < limit_ms:
+            if record.state != "deleted" or record.changed_ms >= limit_ms:
+                continue
+            if queue in self.auto:  # the worker that deleted the queue ended before it wrote this
+                await self.topic.write(AUTO_PREFIX + queue.encode(), None)
+            if self.records.get(queue) is record:  # it was not made anew while others were forgotten
                 await self.topic.write(queue.encode(), None)
 
     async def on_stop(self) -> None:

@@ -45,9 +45,13 @@ def test_what_is_no_record_is_passed_over() -> None:
 
 
 def put(catalog: Catalog, queue: str, version: int, **kwargs: Any) -> None:
-    """A record of a queue is read, or with no version its deletion."""
-    record = next_record(catalog.records.get(queue), settings=QueueSettings(**kwargs), state="active")
-    catalog._take(SimpleNamespace(key=queue.encode(), value=encode(record) if version else None, offset=0))
+    """A record of a queue is read, or with no version its deletion, and that it is forgotten."""
+    record = next_record(
+        catalog.records.get(queue), settings=QueueSettings(**kwargs), state="active" if version else "deleted"
+    )
+    catalog._take(SimpleNamespace(key=queue.encode(), value=encode(record), offset=0))
+    if not version:
+        catalog._take(SimpleNamespace(key=queue.encode(), value=None, offset=0))
 
 
 @pytest.mark.parametrize("named", ["", "hospital", "orders.dead"])

@@ -15,6 +15,7 @@ from marq.errors import MarqError, TooLargeError
 from marq.protocol.messages import Entry, Received, Sent
 from tests.worksim.faults import THEMES
 from tests.worksim.handlers import QUEUES
+from tests.worksim.jobs import Jobs
 from tests.worksim.keyholders import Keyholders
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Clients:
         self.open: dict[Any, Worker] = {}
         self.receipts = _Receipts()
         self.keyholders = Keyholders(self)
+        self.jobs = Jobs(self)
         #: Queues that a good receiver is taking from.
         self.drains: set[str] = set()
 
@@ -175,7 +177,9 @@ class Clients:
     async def _do(self) -> None:
         try:
             what = self.random.random()
-            if what < 0.5:
+            if self.theme.jobs and what < 0.6 and self.topic_queue is None:
+                await self.jobs.change()
+            elif what < 0.5:
                 await self._send()
             elif what < 0.93 or self.theme.careful:
                 await self._receive()
@@ -440,6 +444,7 @@ class Clients:
         if self.fifo:
             await self._gap(self.fifo[0])
         await self._end_of_log(queue)
+        self.jobs.look()
         world.count("acceptances")
 
     async def _gap(self, queue: str) -> None:

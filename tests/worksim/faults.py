@@ -55,6 +55,7 @@ class Theme(NamedTuple):
     deletes: bool = False  # each checkpoint deletes old records; else one in 30 s, and a part of the workers keeps some
     stands: float = 0.0  # how often a worker stands still once it has read the tables
     large: float = 0.03  # of messages: Kafka may find them, or their copies, too large
+    jobs: bool = False  # clients make and delete queues all the time, and deleted ones are forgotten after a second
     careful: bool = False  # Kafka and network are well, and receivers finish what they get: no attempt may be burned
 
 
@@ -92,6 +93,8 @@ THEMES = {
     ),
     # somebody repeats what workers say to each other, and makes it up
     "strangers": Theme({"strangers": 6.0, "network": 1.0, "kill": 1.0, "end": 1.0}),
+    # queues are made, deleted, made again and forgotten
+    "jobs": Theme({"kill": 1.0, "end": 1.0, "stand": 1.0}, seconds=60.0, slow=0.3, jobs=True),
     # as in a deploy
     "restarts": Theme({"end": 1.0}, careful=True),
     # all is well

@@ -24,6 +24,7 @@ from agents.runner import Runner
 from agents.settlement import Settlement
 from app.cluster.peers import peer_call
 from app.cluster.seals import Seals
+from app.engine.catalog import Catalog
 from app.engine.changelogs import Changelogs
 from app.engine.checkpoints import CheckpointWriter
 from app.engine.copier import Copier
@@ -151,6 +152,10 @@ def _whoever_wrote(self: Table, partition: int, incarnation: object, done: Any, 
 
 def _still_blocked(self: Thread, tp: Any) -> None:
     self.wake()
+
+
+def _removals_count(self: Catalog, old: Any, record: Any, counts: Any = Catalog._counts) -> bool:
+    return record is None or counts(self, old, record)
 
 
 MUTATIONS: dict[str, Mutation] = {
@@ -284,6 +289,11 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "blocked for ever": Mutation(
         "A partition whose chunk found no room is looked at again.", _replaced(Thread, "unblock", _still_blocked)
+    ),
+    "forgotten whatever it is": Mutation(
+        "The removal of a queue's record counts only while the queue is deleted.",
+        _replaced(Catalog, "_counts", _removals_count),
+        "jobs",
     ),
     "given back to nobody": Mutation(
         "What comes for a receive that is over is given back uncounted.",

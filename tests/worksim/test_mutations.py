@@ -23,6 +23,7 @@ SOON = (
     "not read again",
     "any key will do",
     "stores of other clusters",
+    "forgotten whatever it is",
 )
 SOON_SEEDS = 40
 SEEDS_MAX = 2_000

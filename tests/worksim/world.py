@@ -20,6 +20,7 @@ import agents.handlers
 import agents.housekeeping
 import agents.redelivery
 import app.cluster.peers
+import app.engine.catalog
 import app.engine.changelogs
 import app.engine.ownership
 import app.engine.queues_topic
@@ -434,6 +435,12 @@ class World:
                         what = f"{name} is said to be complete up to @{persisted}, and has no @{record.offset}: {key!r}"
                         self.violated("store", f"{worker.process.name}, partition {number}: {what}")
 
+    def _soon_forgotten(self) -> list[tuple[Any, str, Any]]:
+        """In runs with jobs, the records of deleted queues are removed after seconds."""
+        if not THEMES[self.shape.theme].jobs:
+            return []
+        return [(app.engine.catalog, "DELETED_KEPT_S", 1.0), (agents.housekeeping, "FORGET_EVERY", 2)]
+
     @contextmanager
     def _simulated(self) -> Iterator[None]:
         """Kafka, the disk and the network are ours."""
@@ -466,6 +473,7 @@ class World:
             (agents.housekeeping, "INTERVAL_S", 0.5 if self.lazy else agents.housekeeping.INTERVAL_S),
             (app.service.move_tasks, "INTERVAL_S", 1.0 if self.lazy else app.service.move_tasks.INTERVAL_S),
             (app.engine.ownership, "TIMER_MS", self.timer_ms),
+            *self._soon_forgotten(),
         ]
         with ExitStack() as stack:
             for where, name, value in patches:
