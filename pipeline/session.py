@@ -34,6 +34,10 @@ _CLASSES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]*(?:Exception|Error|Throwable)[\w$
 _ERROR_CLASS = re.compile(r"^\[[A-Z0-9_.]+\] ")
 _SQLSTATE = re.compile(r" SQLSTATE: \w+$")
 
+#: Spark looks with a recursive pattern whether a query was interrupted. For a long Python error, Java's usual stack of
+#: 1 MiB overflows, and Java prints that.
+_STACK = "-Xss16m"
+
 _PYTHON_CLASS = re.compile(r"^\w+(?:Error|Exception): ")
 _RAISED = re.compile(r"^(?:Caused by: |: )?(?:[\w$]+\.)*[\w$]*(?:Error|Exception|Throwable)\b")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -132,6 +136,7 @@ def start(
         java_options: options of Java instead of ours.
     """
     from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     # its logger would print an error with a trace before we see the exception
@@ -152,10 +157,15 @@ def start(
     local = settings["spark.master"].startswith("local")
     if local:
         settings = _small() | settings
-    builder = SparkSession.builder.appName(f"marq {name}")
+    settings["spark.app.name"] = f"marq {name}"
+    builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
+        if SparkContext._gateway is None and not is_submitted():
+            # in a session of its own: a signal to our process group reaches only us, and we stop things in order
+            conf = SparkConf().setAll(list(settings.items()))
+            SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"start_new_session": True}))
         spark = builder.getOrCreate()
     except Exception as error:
         raise PipelineError(
@@ -197,7 +207,7 @@ def _own(master: str, scratch: Path, java_options: str, *, verbose: bool) -> dic
         "spark.driver.memory": DRIVER_MEMORY,
         # On the driver's class path from the start; executors on other machines download them from the driver.
         "spark.driver.extraClassPath": os.pathsep.join(jars),
-        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile=file:{log4j2}" {java_options}',
+        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile=file:{log4j2}" {_STACK} {java_options}',
     }
     if not master.startswith("local"):
         settings["spark.jars"] = ",".join(jars)

@@ -106,7 +106,7 @@ class Streaming:
                 self._await_kafka()
                 continue
             break
-        say(self.outcome(spark))
+        say(self.outcome(spark) + ("; asked to stop" if self.once and self.stopped() else ""))
 
     def _stream(self, spark: SparkSession) -> None:
         self._queries.clear()

@@ -144,6 +144,30 @@ def test_a_java_that_has_ended_is_one_line_too(installation: Make) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("moment", ["while Java starts", "while it archives"])
+def test_a_signal_to_its_process_group_stops_it_in_order(installation: Make, moment: str) -> None:
+    """As a terminal, systemd or a container sends it: to the job, its Java and the Python workers of that."""
+    here = installation()
+    for _ in range(20):
+        here.send(0, *[(b"q", b"x")] * 5_000)
+    job = here.start_job("archive", "--once")
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+    while not children.read_text():
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.01)
+    if moment == "while it archives":
+        assert job.stdout is not None
+        assert job.stdout.readline().startswith("Archiving")
+        time.sleep(1)
+    os.killpg(job.pid, signal.SIGTERM)
+    done = finish(job)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(
+        r"Archived [\d,]+ messages?, [\d,]+ markers?(, .*)?; asked to stop", done.stdout.splitlines()[-1]
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, 6])
 def test_killed_at_any_moment_it_loses_nothing_and_doubles_nothing(
     spark: SparkSession, installation: Make, kills: int

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pipeline.java import java_options
 from pipeline.session import explain
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TRACE = (
     "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n"
@@ -38,6 +43,11 @@ TRACE = (
 )
 def test_an_error_is_explained_in_the_words_of_its_first_cause(message: str, line: str) -> None:
     assert explain(RuntimeError(message)) == line
+
+
+def test_java_gets_no_signal_of_our_process_group(spark: SparkSession) -> None:
+    java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    assert os.getpgid(java) == java != os.getpgrp()
 
 
 def test_java_has_its_second_compiler_only_where_there_is_work_for_it() -> None:
