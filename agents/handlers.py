@@ -69,18 +69,19 @@ class Handlers(Service):
 
     def messages_taken(self, taken: Taken, settle: Settle | None) -> list[Message]:
         """The handler's messages of a delivery that another worker started."""
-        topic, number = self.ownership.topics.queue, taken.partition
-        if settle is None:
-            return [Message(topic, number, queue, record, receives) for record, queue, receives in taken.messages]
+        topic, number, is_topic_mode = self.ownership.topics.queue, taken.partition, self.settings.queue_id is not None
         return [
-            ManualMessage(topic, number, queue, record, receives, settle) for record, queue, receives in taken.messages
+            Message(topic, number, queue, record, receives, is_topic_mode)
+            if settle is None
+            else ManualMessage(topic, number, queue, record, receives, is_topic_mode, settle)
+            for record, queue, receives in taken.messages
         ]
 
     def messages(self, owned: OwnedPartition, offsets: list[int], settle: Settle | None) -> list[Message]:
         """The handler's messages for `offsets`. With `settle`, they can be acknowledged one by one."""
         partition, names = owned.owner.partition, self._names
         topic, number, topic_mode = self.ownership.topics.queue, owned.number, self.settings.queue_id
-        deliveries, records = partition.deliveries, partition.messages
+        deliveries, records, is_topic_mode = partition.deliveries, partition.messages, topic_mode is not None
         made: list[Message] = []
         for offset in offsets:
             record = records[offset]
@@ -95,9 +96,9 @@ class Handlers(Service):
                     queue = names[record.key] = record.key.decode()
             receives = deliveries[offset].receives
             if settle is None:
-                made.append(Message(topic, number, queue, record, receives))
+                made.append(Message(topic, number, queue, record, receives, is_topic_mode))
             else:
-                made.append(ManualMessage(topic, number, queue, record, receives, settle))
+                made.append(ManualMessage(topic, number, queue, record, receives, is_topic_mode, settle))
         return made
 
     # -- receiver

@@ -9,13 +9,14 @@ from typing import Any
 from msgspec import Struct
 
 from marq.core.policies import check_delay
-from marq.protocol.headers import HEADER_KEY, RESERVED
+from marq.protocol.headers import DEAD, H_GROUP, HEADER_KEY, RESERVED
 
 
 class Message(Struct, eq=False):  # a handler of batches gets one for each record: a plain class takes twice as long
     """One delivery of a message.
 
-    `(topic, partition, offset)` identifies the message for ever; `attempt` counts its deliveries from 1.
+    `(topic, partition, offset)` identifies the message for ever; `attempt` counts its deliveries from 1. It tells all
+    that a message of `marq.client` tells, except for the receipt.
     """
 
     topic: str
@@ -23,6 +24,7 @@ class Message(Struct, eq=False):  # a handler of batches gets one for each recor
     queue: str
     _record: Any
     attempt: int
+    _is_key_own: bool = False  # the record's key is the sender's, not the queue: in topic mode
 
     @property
     def offset(self) -> int:
@@ -42,12 +44,25 @@ class Message(Struct, eq=False):  # a handler of batches gets one for each recor
     @property
     def key(self) -> bytes | None:
         """The sender's own key."""
-        return next((value for name, value in reversed(self._record.headers) if name == HEADER_KEY), None)
+        return self._record.key if self._is_key_own else self._header(HEADER_KEY)
+
+    @property
+    def group(self) -> str | None:
+        """The group that the message was sent with."""
+        value = self._header(H_GROUP)
+        return None if value is None else value.decode(errors="replace")
 
     @property
     def headers(self) -> Mapping[str, bytes]:
-        """The sender's headers; the last one of each name."""
-        return {name: value for name, value in self._record.headers if not name.startswith(RESERVED)}
+        """The sender's headers, the last one of each name; in a dead letter also `marq-dead-…`."""
+        return {
+            name: value or b""
+            for name, value in self._record.headers
+            if not name.startswith(RESERVED) or name.startswith(DEAD)
+        }
+
+    def _header(self, header: str) -> bytes | None:
+        return next((value for name, value in reversed(self._record.headers) if name == header), None)
 
     def json(self) -> Any:
         """The payload, decoded from JSON. Raises `ValueError` if it is not JSON."""
@@ -60,7 +75,7 @@ class Message(Struct, eq=False):  # a handler of batches gets one for each recor
 class ManualMessage(Message, eq=False):
     """A message of a handler with `manual=True`, which must acknowledge it."""
 
-    _settle: Any
+    _settle: Any = None
 
     def ack(self) -> None:
         """Finish the message: it is never delivered again once Kafka has the marker."""
