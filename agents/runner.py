@@ -52,8 +52,8 @@ STALLED_MS = 1_000
 LOG_EVERY_MS = 1_000
 #: When the worker stops: seconds for starts in progress to be folded.
 ASKED_GRACE_S = 0.5
-#: When the worker stops: seconds for running calls to finish.
-STOP_GRACE_S = 3.0
+#: When the worker stops: seconds for other workers to answer what was asked of them.
+FETCHED_GRACE_S = 3.0
 #: When the worker stops: milliseconds until other receivers get the messages of a call that still runs in a thread.
 THREAD_END_MS = 5_000
 
@@ -355,6 +355,7 @@ class Runner:
             if loop.time() > yield_at:
                 await asyncio.sleep(0)
                 yield_at = loop.time() + TURN_S
+        self.tasks.discard(task)  # a delivery that comes before this task is done needs another one
         self.run()
 
     def _without_done(self, delivery: Delivery, messages: list[Message]) -> list[Message]:
@@ -476,13 +477,13 @@ class Runner:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while (self.asked and loop.time() < began_s + ASKED_GRACE_S) or (
-            self.fetching and loop.time() < began_s + STOP_GRACE_S
+            self.fetching and loop.time() < began_s + FETCHED_GRACE_S
         ):
             await asyncio.sleep(0.01)
 
     async def _end_calls(self) -> None:
         if self.tasks:
-            _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
+            _, late = await asyncio.wait(self.tasks, timeout=self.service.settings.stop_ms / 1000)
             self._cancels = True
             for task in late:
                 task.cancel()

@@ -29,8 +29,9 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
 #: New objects until the garbage collector looks for cycles among them, and how often before it includes older ones.
 COLLECT = (10_000, 10, 10)
-#: Seconds from the signal to stop until the process ends, whatever it still waits for.
-STOP_S = 9.0
+#: Seconds from the signal to stop until the process ends, whatever it still waits for, beside the time for calls of
+#: handlers (`MARQ_STOP_MS`).
+STOP_S = 6.0
 #: At the end of the process: seconds for idle threads to end.
 IDLE_THREADS_S = 0.3
 
@@ -93,7 +94,7 @@ class FaustWorker(faust.Worker):
 
     async def stop(self) -> None:
         # Libraries may wait for Kafka without end, in threads too. Being killed is harmless, hanging is not.
-        last = threading.Timer(STOP_S, self._exit_now)
+        last = threading.Timer(self._stop_s, self._exit_now)
         last.daemon = True
         last.start()
         try:
@@ -122,8 +123,12 @@ class FaustWorker(faust.Worker):
             _end(status, lambda: self._tell_why(status))
             raise
 
+    @property
+    def _stop_s(self) -> float:
+        return STOP_S + (self.app.settings.stop_ms / 1000 if isinstance(self.app, PreparedApp) else 0.0)
+
     def _exit_now(self) -> None:
-        print(f"marq: this worker did not stop within {STOP_S:.0f} s, ending it", file=sys.stderr, flush=True)
+        print(f"marq: this worker did not stop within {self._stop_s:.0f} s, ending it", file=sys.stderr, flush=True)
         self._tell_why(1)
         os._exit(1)
 

@@ -24,8 +24,8 @@ from app.settings import Settings, load
 from marq.errors import MarqError
 from marq.text import cleaned
 
-#: Seconds for a stopping worker to hand its partitions over; then it is killed.
-WORKER_STOP_S = 10.0
+#: Seconds for a stopping worker to hand its partitions over, beside `MARQ_STOP_MS`; then it is killed.
+WORKER_STOP_S = 7.0
 #: Most seconds for a new worker to become ready: a busy Kafka takes minutes to create some thousand partitions.
 WORKER_START_S = 600.0
 
@@ -134,7 +134,7 @@ class WorkerProcess:
         """Ask it to stop, and kill it if that takes too long."""
         self.ask_to_stop()
         try:
-            self.process.wait(WORKER_STOP_S)
+            self.process.wait(WORKER_STOP_S + load().stop_ms / 1000)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

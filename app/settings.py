@@ -260,6 +260,11 @@ class Settings(BaseSettings):
     )
     backoff_ms: Milliseconds = Field(1_000, description="Delay after the first failure of a handler; then it doubles.")
     backoff_max_ms: Milliseconds = Field(60_000, description="Longest delay after a failure of a handler.")
+    stop_ms: Annotated[int, Field(ge=0, le=3_600_000)] = Field(
+        3_000,
+        description="Time that calls of handlers get to finish when the worker stops; then they are cancelled, and "
+        "their messages given back. Whatever stops the worker has to wait 7 s longer before it kills it.",
+    )
 
     @property
     def bootstrap_servers(self) -> list[str] | None:

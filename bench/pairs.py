@@ -87,7 +87,7 @@ class Worker:
         """End it."""
         self.process.terminate()
         try:
-            self.process.wait(WORKER_STOP_S)
+            self.process.wait(WORKER_STOP_S + 3.0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

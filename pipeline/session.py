@@ -164,8 +164,9 @@ def start(
     try:
         if SparkContext._gateway is None and not is_submitted():
             # in a session of its own: a signal to our process group reaches only us, and we stop things in order
-            conf = SparkConf().setAll(list(settings.items()))
-            SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"start_new_session": True}))
+            before = SparkConf().setAll(list(settings.items()))
+            gateway = launch_gateway(before, {"start_new_session": True})  # type: ignore[no-untyped-call]
+            SparkContext._ensure_initialized(gateway=gateway)
         spark = builder.getOrCreate()
     except Exception as error:
         raise PipelineError(

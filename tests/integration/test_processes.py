@@ -65,6 +65,25 @@ def test_a_worker_ends_in_order_though_a_call_in_a_thread_does_not_return(
     assert "Traceback" not in worker.log
 
 
+@pytest.mark.slow
+def test_a_worker_that_may_stop_slowly_finishes_its_calls_and_nobody_makes_them_again(
+    kafka: str, tmp_path: Path
+) -> None:
+    """As in a deploy: another worker is there, and the leases are shorter than the calls."""
+    settings = {"WITNESS_WORK_S": 6, "visibility_timeout_ms": 1000, "stop_ms": 20_000}
+    with Cluster(kafka, tmp_path, partitions=1, **settings) as cluster:
+        first, second = cluster.start_many(2)
+        cluster.send("work-a", 3)
+        begun = cluster.wait_begun("work-a", 3)
+        for worker in (first, second):
+            if worker.pid in {seen.pid for seen in begun}:
+                worker.stop(30)
+                assert worker.process.returncode == 0
+                assert "did not stop within" not in worker.log
+        until(lambda: not cluster.unsettled(), "all are settled", 30)
+        assert cluster.total().redelivered == cluster.total().duplicates == 0
+
+
 def test_what_a_handler_prints_is_written_as_it_is(cluster: Cluster) -> None:
     worker = cluster.start()
     cluster.send("talk-a", 1)

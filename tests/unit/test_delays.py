@@ -49,7 +49,7 @@ def test_a_delay_in_a_header_is_at_most_a_year_and_then_the_message_is_delivered
         lambda ms: msgspec.json.decode(b'{"receipts": ["x"], "delay_ms": %d}' % ms, type=schemas.Release),
         lambda ms: msgspec.convert(sent_by_client(ms), schemas.Message),
         lambda ms: Retry(ms),
-        lambda ms: ManualMessage("t", 0, "q", None, 1, lambda *_: None).release(ms),
+        lambda ms: ManualMessage("t", 0, "q", None, 1, False, lambda *_: None).release(ms),
     ],
     ids=["setting", "JSON", "release over JSON", "client", "handler", "manual handler"],
 )

@@ -64,7 +64,7 @@ class Desk:
             elsewhere=None,
             meters=Meters(),
             log=logging.getLogger("desk"),
-            settings=SimpleNamespace(backoff_ms=100, backoff_max_ms=1000),
+            settings=SimpleNamespace(backoff_ms=100, backoff_max_ms=1000, stop_ms=10),
             ownership=SimpleNamespace(
                 owned={},
                 hurry=lambda: None,
@@ -167,6 +167,7 @@ def test_closing_gives_back_what_waits_and_lets_the_call_at_work_finish() -> Non
             await release.wait()
 
         desk = Desk(work, concurrency=1)
+        desk.service.settings.stop_ms = 60_000
         desk.hand(3, 4, 5)
         await asyncio.sleep(0.01)
         desk.service.closing = True
@@ -180,8 +181,7 @@ def test_closing_gives_back_what_waits_and_lets_the_call_at_work_finish() -> Non
     run(scenario)
 
 
-def test_a_call_in_a_thread_that_does_not_end_is_released_with_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "STOP_GRACE_S", 0.01)
+def test_a_call_in_a_thread_that_does_not_end_is_released_with_a_delay() -> None:
     end = threading.Event()
 
     async def scenario() -> None:
@@ -493,11 +493,7 @@ def test_a_call_that_cancels_the_task_it_runs_in_ends_no_other_call(waits: bool)
     run(scenario)
 
 
-def test_a_call_that_the_worker_cancels_at_its_end_is_no_failure(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "STOP_GRACE_S", 0.01)
-
+def test_a_call_that_the_worker_cancels_at_its_end_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async def work(message: Any) -> None:
             await asyncio.sleep(60)
