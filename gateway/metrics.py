@@ -180,6 +180,7 @@ class Collector:
             "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.unconfirmed_bytes
         )
         yield self._queues()
+        yield self._dead_letters()
         yield self._ages()
         yield self._breakers()
         yield self._without_receiver()
@@ -210,13 +211,16 @@ class Collector:
     def _queues(self) -> Metric:
         family = GaugeMetricFamily(
             "marq_queue_messages",
-            f"Messages of this worker's partitions; queues beyond the {QUEUES_MAX} largest are summed up.",
+            f"Messages of this worker's partitions, without dead letters; queues beyond the {QUEUES_MAX} largest are "
+            "summed up.",
             labels=["queue", "state"],
         )
-        sizes = {queue: sum(states.values()) for queue, states in self.counts.items()}
+        takes_dead_letters = self.ownership.catalog.takes_dead_letters
+        counts = {queue: states for queue, states in self.counts.items() if not takes_dead_letters(queue)}
+        sizes = {queue: sum(states.values()) for queue, states in counts.items()}
         largest = set(heapq.nlargest(QUEUES_MAX, sizes, key=sizes.__getitem__))
         rest: dict[str, int] = {}
-        for queue, states in self.counts.items():
+        for queue, states in counts.items():
             for state, count in states.items():
                 if queue in largest:
                     family.add_metric([queue, state], count)
@@ -226,14 +230,32 @@ class Collector:
             family.add_metric(["", state], count)
         return family
 
+    def _dead_letters(self) -> Metric:
+        family = GaugeMetricFamily(
+            "marq_dead_letters",
+            f"Messages in dead-letter queues, of this worker's partitions; those beyond the {QUEUES_MAX} largest are "
+            "summed up.",
+            labels=["queue"],
+        )
+        takes_dead_letters = self.ownership.catalog.takes_dead_letters
+        dead = {queue: sum(states.values()) for queue, states in self.counts.items() if takes_dead_letters(queue)}
+        largest = heapq.nlargest(len(dead), dead, key=dead.__getitem__)
+        for queue in largest[:QUEUES_MAX]:
+            family.add_metric([queue], dead[queue])
+        if len(largest) > QUEUES_MAX:
+            family.add_metric([""], sum(dead[queue] for queue in largest[QUEUES_MAX:]))
+        return family
+
     def _ages(self) -> Metric:
         family = GaugeMetricFamily(
             "marq_queue_oldest_seconds",
-            f"Age of the oldest unfinished message in this worker's partitions; of queues beyond the {QUEUES_MAX} with "
-            "the oldest, the greatest.",
+            f"Age of the oldest unfinished message in this worker's partitions, without dead letters; of queues beyond "
+            f"the {QUEUES_MAX} with the oldest, the greatest.",
             labels=["queue"],
         )
-        oldest = heapq.nlargest(QUEUES_MAX + 1, (q for q in self.ages if q), key=self.ages.__getitem__)
+        takes_dead_letters = self.ownership.catalog.takes_dead_letters
+        ages = (q for q in self.ages if q and not takes_dead_letters(q))
+        oldest = heapq.nlargest(QUEUES_MAX + 1, ages, key=self.ages.__getitem__)
         for queue in oldest[:QUEUES_MAX]:
             family.add_metric([queue], self.ages[queue] / 1000)
         for queue in oldest[QUEUES_MAX:]:

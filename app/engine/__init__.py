@@ -23,6 +23,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `stalls`           partitions in which Kafka confirms nothing
 `transactions`     partitions that wait for an open transaction
 `copies`           makes dead letters, and moves messages
+`dead_letter_log`  logs that messages became dead letters
 `quarantine`       copies poison to its topic
 `copier`           appends copies, and ends their originals
 `fitting`          makes a copy small enough for its topic

@@ -143,6 +143,10 @@ class Catalog(Service):
             or self._is_default_target(queue)
         )
 
+    def takes_dead_letters(self, queue: str) -> bool:
+        """True if a queue is there for dead letters. They wait to be looked at: they are no backlog."""
+        return queue.endswith(DEAD_SUFFIX) or queue in self._dead_targets
+
     def _is_default_target(self, queue: str) -> bool:
         if not queue.endswith(DEAD_SUFFIX):
             return False

@@ -8,12 +8,13 @@ that header and purges.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from app.engine.copier import Copier, Partitions, Target, own_headers, reason_value, too_large
+from app.engine.dead_letter_log import DeadLetterLog
 from app.engine.owned_partition import OwnedPartition
 from app.engine.quarantine import Quarantine
 from marq.errors import LeaseOverError, MarqError, NotPossibleError, UnavailableError
@@ -61,6 +62,7 @@ class Copies:
         self._ownership = ownership
         self._now_ms = now_ms
         self._copier = Copier(ownership)
+        self._log = DeadLetterLog(ownership.log)
         self.poison = Quarantine(self._copier, ownership, now_ms)
         self._dying: dict[int, set[int]] = {}  # partition -> messages whose dead letter is being made, or was just now
 
@@ -99,12 +101,28 @@ class Copies:
         if not self._copier.is_served(owned):
             return
         self._dying.get(owned.number, set()).difference_update(failed)
+        self._log_dead(owned, copied, "")
         owned.owner.ended_as("dead", sorted(copied))
         # the others come up again when the owner's lease is over, except those that can't be copied
         hopeless = too_large(failed)
         self._ownership.drain(owned)
         if hopeless:
             await self.poison.quarantine(owned, [(o, TOO_LARGE) for o in hopeless])
+
+    def _log_dead(self, owned: OwnedPartition, offsets: Iterable[int], reason: str) -> None:
+        """Log dead letters. ``reason`` "": the maximum receive count was reached."""
+        partition, ownership = owned.owner.partition, self._ownership
+        last: dict[str, list[int]] = {}
+        for offset in offsets:
+            if offset in partition.messages and (queue := partition.queue_of(offset)) is not None:
+                last.setdefault(queue, []).append(offset)
+        for queue, dead in last.items():
+            if ownership.settings.queue_id is None:
+                target = ownership.catalog.settings_of(queue).dead_letters_of(queue)
+            else:
+                target = ownership.topics.dead_letter or ""
+            why = reason or f"delivered {partition.receives(max(dead)) - 1} times without an ack"
+            self._log.note(queue, target, len(dead), why)
 
     async def reject(
         self, owned: OwnedPartition, offsets: list[int], receipt: tuple[int, int], reason: str
@@ -125,6 +143,7 @@ class Copies:
         partition.put_back(failed.keys() - set(hopeless))
         if hopeless:
             await self.poison.quarantine(owned, [(o, TOO_LARGE) for o in hopeless])
+        self._log_dead(owned, copied, f"rejected, {reason}" if reason else "rejected")
         done = await self._copier.end(owned, "dead", list(copied)) | set(hopeless)
         unsure = sorted(set(taken) - done)
         partition.put_back(set(unsure) & copied.keys())

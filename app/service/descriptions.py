@@ -193,6 +193,7 @@ class QueueStats(msgspec.Struct):
     has_receiver: bool | None
     at_least: bool
     at_most: bool
+    takes_dead_letters: bool
 
 
 class Stats(msgspec.Struct):

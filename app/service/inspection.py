@@ -252,6 +252,7 @@ class Inspection:
                     has_receiver=received[queue],
                     at_least=at_least,
                     at_most=queue in uncounted.at_most or dead_queues[queue] in uncounted.at_most,
+                    takes_dead_letters=self._catalog.takes_dead_letters(queue),
                 )
             )
         since_ms = {str(n): ms for n, ms in sorted(uncounted.since_ms.items()) if str(n) not in unserved}

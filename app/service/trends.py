@@ -156,7 +156,8 @@ class Trends(Service):
     async def sample(self, step: int) -> None:
         """Add a point for the step that is over."""
         await self._count(STEP_S - 0.5, step)
-        now, flows = self._now.values(), self._flows()
+        takes_dead_letters = self._ownership.catalog.takes_dead_letters
+        now, flows = [one for queue, one in self._now.items() if not takes_dead_letters(queue)], self._flows()
         # a timer may end a moment before its time: then a step comes again, and its points would be added up
         while self._points and self._points[-1].step >= step:
             flows = tuple(map(add, self._points.pop().flows, flows))

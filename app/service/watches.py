@@ -12,7 +12,6 @@ from mode import Service
 from app.cluster.peers import Peers, peer_call
 from app.engine.catalog import Catalog
 from app.service.census import Census
-from marq.core.policies import DEAD_SUFFIX
 from marq.errors import MarqError
 
 #: Seconds after its begin for which a receive over HTTP counts.
@@ -93,15 +92,13 @@ class Receivers(Service):
     async def look(self) -> None:
         """Find queues that have had ready messages for long, and no receiver. Logs each once."""
         counts, ages = self._census.counts(), await self._census.ages()
-        dead_letter_queues = {record.settings.dead_letter_queue for record in self._catalog.records.values()}
         waiting = {
             queue: states["ready"]
             for queue, states in counts.items()
             if queue
             and states["ready"]
             and ages.get(queue, 0) >= NAMED_AFTER_MS
-            and queue not in dead_letter_queues
-            and not queue.endswith(DEAD_SUFFIX)
+            and not self._catalog.takes_dead_letters(queue)
         }
         for queue in await self.receivers_here(list(waiting)):
             del waiting[queue]

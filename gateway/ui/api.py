@@ -26,7 +26,7 @@ from gateway.routes import GRANTS, Body, answer, query_of, secured
 from gateway.schemas import SETTINGS_BYTES, Name
 from gateway.ui.fields import FIELDS
 from gateway.ui.login import SessionApi
-from marq.core.policies import DEAD_SUFFIX, QUEUE_NAME_MAX
+from marq.core.policies import QUEUE_NAME_MAX
 from marq.errors import BadValueError, NotAllowedError, NotFoundError
 
 #: Queues that the overview names for each kind of problem.
@@ -122,8 +122,9 @@ class Api:
         """The sums of the overview, over all queues that the key may inspect."""
         shown = self._visible(cluster, grants)
         total = QueueNow()
-        for now in shown.values():
-            total.add(now)
+        for queue, now in shown.items():
+            if not self._catalog.takes_dead_letters(queue):
+                total.add(now)
         dead = self._dead_letters(shown)
         totals = _told(total) | {"dead": total.dead + sum(count for _, count, _ in dead)}
         busiest = [_told(shown[queue]) | {"name": queue} for queue in self._busiest(shown)]
@@ -135,21 +136,20 @@ class Api:
             return cluster.queues
         return {q: now for q, now in cluster.queues.items() if q and grants.allow("inspect", q)}
 
-    @staticmethod
-    def _busiest(shown: dict[str, QueueNow]) -> list[str]:
+    def _busiest(self, shown: dict[str, QueueNow]) -> list[str]:
         def weight(queue: str) -> tuple[float, int]:
             now = shown[queue]
             return now.sent_rate + now.done_rate, now.unfinished
 
-        return heapq.nlargest(NAMED_MAX, (q for q in shown if q), key=weight)
+        takes_dead_letters = self._catalog.takes_dead_letters
+        return heapq.nlargest(NAMED_MAX, (q for q in shown if q and not takes_dead_letters(q)), key=weight)
 
     def _dead_letters(self, shown: dict[str, QueueNow]) -> list[tuple[str, int, int]]:
         """Dead-letter queues with messages: name, count, age of the oldest."""
-        targets = {record.settings.dead_letter_queue for record in self._catalog.records.values() if record.active}
         return [
             (queue, now.unfinished, now.oldest_ms)
             for queue, now in shown.items()
-            if now.unfinished and (queue.endswith(DEAD_SUFFIX) or queue in targets)
+            if now.unfinished and self._catalog.takes_dead_letters(queue)
         ]
 
     def _trouble(self, cluster: Cluster, grants: Grants, counted: _Counted) -> list[dict[str, Any]]:
@@ -277,7 +277,7 @@ class Api:
             "can": sorted(p for p in PERMISSIONS if grants.allow(p, queue)),
             "may_send_everywhere": grants.allow_everywhere("send"),
             "dead_letter_queue": target,
-            "is_dead_letter_queue": self._takes_dead_letters(queue),
+            "is_dead_letter_queue": self._catalog.takes_dead_letters(queue),
         }
         if grants.allow("inspect", queue):
             cluster = await self._trends.cluster()
@@ -299,11 +299,6 @@ class Api:
                 "breaker_open": any(queue in worker.breakers for worker in cluster.workers.values()),
             }
         return answer(request, told)
-
-    def _takes_dead_letters(self, queue: str) -> bool:
-        return queue.endswith(DEAD_SUFFIX) or any(
-            record.settings.dead_letter_queue == queue for record in self._catalog.records.values() if record.active
-        )
 
     # ------------------------------------------------------------------ tasks that move messages
 

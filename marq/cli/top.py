@@ -17,9 +17,9 @@ from rich.text import Text
 
 from marq.cli.console import out_json, table
 from marq.cli.group import command, flush
-from marq.cli.queues import ORDERS, STATS_TITLES, stats_cells, stats_of
+from marq.cli.queues import ORDERS, STATS_TITLES, figure, stats_cells, stats_of
 from marq.cli.service import Connected
-from marq.cli.values import DURATION, duration, number, rate
+from marq.cli.values import DURATION, duration, rate
 from marq.errors import NotAllowedError, UnavailableError
 from marq.text import cleaned, plural
 
@@ -148,14 +148,17 @@ def _screen(
         rates = rates_between(before, now)
         flows = [f"{name} {rate(value)}" for name, value in rates._asdict().items()]
         lines += [Text(line, style="cyan") for line in _packed(flows, console.width)]
-        total = {name: sum(queue[name] for queue in now.queues) for name in ("ready", "delayed", "in_flight")}
-        oldest = max((queue["oldest_ms"] or 0 for queue in now.queues), default=0)
+        counted = [queue for queue in now.queues if not queue.get("takes_dead_letters")]
+        total = {name: sum(queue[name] for queue in counted) for name in ("ready", "delayed", "in_flight")}
+        known = {name: any(queue.get(name) for queue in now.queues) for name in ("at_least", "at_most")}
+        messages = sum(total.values())
+        oldest = max((queue["oldest_ms"] or 0 for queue in counted), default=0)
         counts = [
             plural(len(now.queues), "queue"),
-            plural(sum(total.values()), "message"),
-            f"{number(total['ready'])} ready",
-            f"{number(total['in_flight'])} in flight",
-            f"oldest {duration(oldest) if oldest else '-'}",
+            f"{figure(known, messages)} message{'' if messages == 1 else 's'}",
+            f"{figure(known, total['ready'])} ready",
+            f"{figure(known, total['in_flight'])} in flight",
+            f"oldest {duration(oldest) if oldest else '?' if known['at_least'] else '-'}",
             plural(now.workers, "worker"),
         ]
         lines += [Text(line) for line in _packed(counts, console.width)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from marq.core.policies import DEAD_SUFFIX
 from pipeline.report import counting
 from pipeline.report.counting import COUNTS, ENDS, UNKNOWN, Level
 from pipeline.report.examples import RETRIED, SLOWEST, Examples, messages, receivers
@@ -59,6 +60,10 @@ class Totals:
     working: Level = UNKNOWN
     sent_line: list[int] = field(default_factory=list)
     backlog_line: list[int] = field(default_factory=list)
+
+    @property
+    def takes_dead_letters(self) -> bool:
+        return self.name.endswith(DEAD_SUFFIX)
 
     @property
     def ended(self) -> int:
@@ -185,14 +190,16 @@ class _Lines:
         coarse = F.floor((F.col("bucket") * span.width_ms + span.origin_ms - self.wide.origin_ms) / self.wide.width_ms)
         bucket = F.when(F.col("bucket") < 0, -1).otherwise(coarse).cast("int")
         sums = [F.sum(name).alias(name) for name in COUNTS]
+        # dead letters wait to be looked at: they are no backlog, and the messages that they were count in their queues
+        wanted = ~F.col("queue").endswith(DEAD_SUFFIX)
         self._counts = _in_parts(
-            counts.groupBy(every, "bucket").agg(*sums),
+            counts.where(wanted).groupBy(every, "bucket").agg(*sums),
             counts.where(few),
             counts.where(named).withColumn("bucket", bucket).groupBy("queue", "bucket").agg(*sums),
         )
         last = oldest.where((F.col("bucket") == span.count - 1) & named)
         self._ages = _in_parts(
-            oldest.groupBy(every, "bucket").agg(F.min("oldest_ms").alias("oldest_ms")),
+            oldest.where(wanted).groupBy(every, "bucket").agg(F.min("oldest_ms").alias("oldest_ms")),
             oldest.where(few),
             last.withColumn("bucket", F.lit(self.wide.count - 1)),
         )
@@ -279,6 +286,7 @@ def _rest(totals: Totals, shown: Iterable[Totals], count: int) -> Totals | None:
     shown = list(shown)
     if count <= len(shown):
         return None
+    shown = [one for one in shown if not one.takes_dead_letters]
     return Totals(
         "",
         {name: totals.counts[name] - sum(one.counts[name] for one in shown) for name in COUNTS},

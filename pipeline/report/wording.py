@@ -153,6 +153,7 @@ def findings(measures: Measures) -> list[tuple[str, str]]:
     """What to look at first: (kind, sentence); kind is `good`, `note` or `bad`."""
     found = []
     totals, queues = measures.totals, measures.queues
+    working = [queue for queue in queues if not queue.takes_dead_letters]
     dead = sorted((q for q in queues if q.counts["dead"]), key=lambda q: -q.counts["dead"])
     if dead:
         dead_letters = (
@@ -160,7 +161,7 @@ def findings(measures: Measures) -> list[tuple[str, str]]:
         )
         where = f"in {len(dead)} queues, most of them in" if len(dead) > 1 else "in"
         found.append(("bad", f"{dead_letters} {where} {name_of(dead[0].name)}."))
-    growing = sorted((q for q in queues if q.backlog > 100 and q.counts["sent"] > 1.05 * q.ended), key=_held)
+    growing = sorted((q for q in working if q.backlog > 100 and q.counts["sent"] > 1.05 * q.ended), key=_held)
     if growing:
         worst = growing[-1]
         kind = "bad" if worst.backlog > worst.ended else "note"
@@ -168,8 +169,8 @@ def findings(measures: Measures) -> list[tuple[str, str]]:
         others = "; so does one other queue" if len(growing) == 2 else others
         text = f"{name_of(worst.name)} gets more than is finished and holds {number(worst.backlog)} messages{others}."
         found.append((kind, text))
-    if totals.backlog and queues:
-        old = max(queues, key=lambda q: q.oldest_ms)
+    if totals.backlog and working:
+        old = max(working, key=lambda q: q.oldest_ms)
         found.append(
             ("note", f"The oldest unfinished message has been in {name_of(old.name)} for {duration(old.oldest_ms)}.")
         )

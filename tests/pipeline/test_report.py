@@ -164,6 +164,18 @@ def test_it_counts_what_happened_in_each_bucket_and_how_things_stood_at_its_end(
     assert b.retried == []
 
 
+def test_dead_letters_are_in_the_table_of_queues_and_in_no_figure_of_all(spark: SparkSession) -> None:
+    rows = [
+        history((0, 0), "a", 5_000, 10),
+        history((0, 1), "a.dead", 0, 10),
+        history((0, 2), "a.dead", 0, 10),
+    ]
+    found = measure(spark.createDataFrame(rows, LIVES), Span(T0, T0 + 10_000, 1_000), top=2, few=True)
+    assert (found.totals.backlog, found.totals.oldest_ms, found.totals.counts["sent"]) == (1, 5_000, 1)
+    assert {one.name: one.backlog for one in found.queues} == {"a": 1, "a.dead": 2}
+    assert "has been in a for 5" in wording.findings(found)[-1][1]
+
+
 def test_thousands_of_queues_are_few_on_the_page(spark: SparkSession) -> None:
     count = QUEUES_MAX + 700
     many = spark.range(3 * count).selectExpr(

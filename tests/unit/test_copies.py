@@ -360,6 +360,18 @@ def test_a_dead_letter_of_the_largest_message_is_a_message(headers: int) -> None
     run(scenario)
 
 
+def test_dead_letters_are_in_the_log_with_their_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(desk: Desk) -> None:
+        messages = desk.logs.send_many(3)
+        desk.logs.read()
+        desk.logs.start(*messages)
+        desk.logs.start(*messages[:2])
+        await desk.copies.dead_letter(desk.owned, messages[:2])
+
+    run(scenario)
+    assert "2 messages of 'q' became dead letters in 'q.dead'" in caplog.text
+
+
 def test_a_dead_letter_that_is_no_message_any_more_is_poison() -> None:
     async def scenario(desk: Desk) -> None:
         # a copy that says more of itself than ours do
@@ -402,7 +414,7 @@ def test_who_moves_messages_of_a_stalled_partition_is_told_so_and_does_not_wait(
 
 
 def test_dead_letters_that_are_done_are_not_remembered_however_many_there_were() -> None:
-    copies = Copies(SimpleNamespace(), lambda: 0)  # type: ignore[arg-type]
+    copies = Copies(SimpleNamespace(log=None), lambda: 0)  # type: ignore[arg-type]
     messages: dict[int, Any] = {}
     owned: Any = SimpleNamespace(number=0, owner=SimpleNamespace(partition=SimpleNamespace(messages=messages)))
     for offset in range(100_000):  # no receive in between, as when all receivers wait already

@@ -14,10 +14,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agents.runner import Runner
+from app.engine.queue_records import QueueRecord
 from app.service.meters import DURATIONS_S, Meters
 from app.settings import load
 from app.worker import WorkerApp, build
 from gateway.metrics import QUEUES_MAX, Collector
+from marq.core.policies import QueueSettings
 from marq.errors import BadReceiptError, LeaseOverError, UnavailableError
 from marq.handlers import Handler, Retry
 from tests.unit.test_handlers_runner import Desk, run
@@ -89,6 +91,21 @@ def test_no_queue_is_summed_up_while_there_are_few(app: WorkerApp, collector: Co
     found = [labels for name, labels in samples(app.meters.registry) if name == "marq_queue_messages"]
     assert len(found) == QUEUES_MAX
     assert ("", "ready") not in found
+
+
+def test_dead_letters_are_neither_backlog_nor_the_oldest(app: WorkerApp, collector: Collector) -> None:
+    app.catalog._put("orders", QueueRecord(1, 1, "", QueueSettings(dead_letter_queue="graves")))
+    collector.counts = {queue: {"ready": 2} for queue in ("orders", "graves", "mails.dead")}
+    collector.ages = {"orders": 1_000, "graves": 10**9, "mails.dead": 10**9}
+    found = samples(app.meters.registry)
+    assert {labels: n for (name, labels), n in found.items() if name == "marq_queue_messages"} == {
+        ("orders", "ready"): 2
+    }
+    assert {labels: n for (name, labels), n in found.items() if name == "marq_queue_oldest_seconds"} == {("orders",): 1}
+    assert {labels: n for (name, labels), n in found.items() if name == "marq_dead_letters"} == {
+        ("graves",): 2,
+        ("mails.dead",): 2,
+    }
 
 
 # -- settled

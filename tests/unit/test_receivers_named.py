@@ -27,11 +27,10 @@ class Desk:
         self.age_ms = NAMED_AFTER_MS
         self.received: tuple[set[str], set[str]] = set(), set()  # from which queues each of them receives
         self.silent = False  # the second one does not answer
-        dead_letters = SimpleNamespace(settings=SimpleNamespace(dead_letter_queue="failed"))
         self.network = Network()
         self.workers = [
             Receivers(
-                SimpleNamespace(records={"orders": dead_letters}),  # type: ignore[arg-type]
+                SimpleNamespace(takes_dead_letters=lambda queue: queue in ("failed", "orders.dead")),  # type: ignore[arg-type]
                 self,  # type: ignore[arg-type]
                 self.network.join(f"worker {rank}"),
                 [lambda queue, rank=rank: self.is_received(rank, queue)],

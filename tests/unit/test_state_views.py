@@ -57,7 +57,9 @@ class Desk:
             broker_time=self.broker_time,
             topics=topics,
             breakers=self.breakers,
-            catalog=SimpleNamespace(settings_of=lambda queue: self.settings),
+            catalog=SimpleNamespace(
+                settings_of=lambda queue: self.settings, takes_dead_letters=lambda queue: queue.endswith(".dead")
+            ),
             worker_name="w1",
             unserved={},
             stalls=SimpleNamespace(now=dict),
@@ -252,6 +254,7 @@ def test_dead_letters_of_topic_mode_are_those_that_became_some() -> None:
             "has_receiver": False,
             "at_least": False,
             "at_most": False,
+            "takes_dead_letters": False,
         }
 
     async def main() -> None:
