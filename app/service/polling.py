@@ -38,7 +38,7 @@ FRUITLESS_S = 0.005
 #: … up to so many.
 FRUITLESS_MAX_S = 0.1
 #: Seconds to wait for workers that don't answer before those that did are asked for their messages …
-SLOW_S = 0.25
+SLOW_S = 0.2
 #: … and, if none of them has any, the seconds for a receive that does not wait for messages.
 LAST_LOOK_S = 1.0
 #: Receives of one queue in progress at one other worker.
@@ -352,20 +352,23 @@ class PeerPolling:
 
     # ------------------------------------------------------------------ one who does not wait
 
-    async def ready_at(self, queue: str, last_look: bool = False) -> list[str]:
+    async def ready_at(
+        self, queue: str, last_look: bool = False, found: Callable[[], bool] = lambda: False
+    ) -> list[str]:
         """Returns the other workers that have something of `queue` ready.
 
         A worker that does not answer does not delay messages of the others.
 
         Args:
-            last_look: find everything that was confirmed before. If the others have nothing, wait a little longer for a
-                worker that does not answer.
+            last_look: find everything that was confirmed before. If nothing is found, wait a little longer for a worker
+                that does not answer.
+            found: True if something was found here.
         """
         questions = self._last_looks if last_look else self._looks
         asked = {questions.ask(url, queue): url for url in self._peers.others()}
         prompt = {answer for answer, url in asked.items() if not questions.is_slow(url)}
         done = await _within(SLOW_S, prompt)
-        if last_look and not any(answer.result() for answer in done):
+        if last_look and not found() and not any(answer.result() for answer in done):
             done |= await _within(LAST_LOOK_S, asked.keys() - done)
         return [url for answer, url in asked.items() if answer in done and answer.result()]
 
@@ -402,7 +405,7 @@ class PeerPolling:
         """Called by another worker that wants messages: answers what is ready now, and calls `wake` later."""
         has_ready = self._receivers.has_ready
         if watch.read_up:
-            await asyncio.gather(*(self._receivers.read_up(queue) for queue in watch.queues if not has_ready(queue)))
+            await asyncio.gather(*map(self._receivers.read_up, watch.queues))
         if watch.url:
             for queue in watch.queues:
                 self.watch(queue, watch.url)

@@ -1,7 +1,17 @@
 """Receives: they get messages from the partitions of this worker and from other workers, or wait.
 
-The receives that wait for a queue are served in their order. A receive asks the partitions here first. If they have
-nothing it waits, and `app.service.polling` looks for messages at the other workers.
+    take what is ready here ──full──────────────────────────────────────────────────► answer
+            │ less than asked for                                                        ▲
+            ├─ something, or it does not wait: look, take the rest here and elsewhere ───┤
+            └─ nothing: wait in line ──something comes: look, if it came just now────────┘
+
+A *look* waits until everything that was confirmed before is folded, here and at the other workers (DESIGN 9.7). So a
+receive that is answered with less than it asked for has got all that was confirmed before it came. One that has waited
+for `LONG_S` need not look: the logs are read meanwhile. The first messages of a FIFO group keep the following ones
+from being taken, so from a FIFO queue a receive takes after the look, unless it gets as many as it asked for at once.
+
+The receives that wait for a queue are served in their order. `app.service.polling` looks for messages at the other
+workers for them.
 """
 
 from __future__ import annotations
@@ -41,10 +51,10 @@ WAITING_MAX = 10_000
 GRACE_S = 10.0
 #: Seconds after which a receiver should try again if it got nothing because this worker is late.
 LATE_S = 1.0
-#: Seconds that a receive with some messages waits for more from other partitions.
-ANSWER_AFTER_S = 0.02
-#: Milliseconds of waiting from which on a receive need not ask where the logs end: they are read by then.
-LONG_MS = 250
+#: Seconds that a receive with some messages waits for more: for those that are not read yet, and for starts.
+ANSWER_AFTER_S = 0.2
+#: Seconds of waiting from which on a receive need not look for what was confirmed before it came: it is read by then.
+LONG_S = 0.25
 #: One of this many receives asks the other workers first, so that their messages don't wait for ever.
 ELSEWHERE_FIRST = 8
 #: When the worker stops: most seconds for answers of other workers that were asked for messages.
@@ -61,8 +71,8 @@ _in_order = attrgetter("sent_ms", "partition", "offset")
 class ReceiveHere(msgspec.Struct):
     """A request of another worker, for a receiver of its own.
 
-    `whole`: with our own headers. `read_up`: if nothing is ready, look again once everything confirmed is folded.
-    `url`: of the worker that asks, if it wants to know when there is more.
+    `whole`: with our own headers. `read_up`: take once everything is folded that was confirmed before. `url`: of the
+    worker that asks, if it wants to know when there is more. `size_bytes`: of messages that the receiver has already.
     """
 
     queue: str
@@ -72,6 +82,7 @@ class ReceiveHere(msgspec.Struct):
     whole: bool = False
     read_up: bool = False
     url: str = ""
+    size_bytes: int = 0
 
 
 class Ask:
@@ -100,6 +111,7 @@ class Receives:
         self.peers = peers
         self.polling = PeerPolling(self, peers, lambda coroutine: ownership.spawn(coroutine))
         self._waiting: dict[str, deque[Waiter]] = {}
+        self._looking: dict[str, int] = {}  # queue -> receives that look
         self._asking: dict[Waiter, None] = {}  # those with starts on their way
         self._fetching = 0  # calls to other workers whose answers may have messages
         self._turn = random.randrange(1 << 16)
@@ -121,77 +133,86 @@ class Receives:
         if self.count >= WAITING_MAX:
             raise UnavailableError(f"{WAITING_MAX} receives wait here already; try again later", 1.0)
         self.catalog.require_receivable(queue)
+        settings = self.catalog.settings_of(queue)
         if lease_ms is None:
-            lease_ms = self.catalog.settings_of(queue).visibility_timeout_ms
+            lease_ms = settings.visibility_timeout_ms
         loop = asyncio.get_running_loop()
-        waiter = Waiter(queue, limit, lease_ms, name, gone, loop.create_future(), whole)
-        self._receives += 1
-        url = self.polling.elsewhere(queue) if self._receives % ELSEWHERE_FIRST == 0 else None
-        if url is not None and await self._fetch_from(waiter, [url]):
-            return self._answer(waiter)
-        self._take_in_turn(waiter)
-        if waiter.pending:
-            self.polling.served_here(queue)
-        else:
-            self.ownership.hurry()
-        if not waiter.pending and (wait_ms < LONG_MS or self.closing):
-            await self._last_look(waiter)
-            if waiter.messages or wait_ms <= 0 or self.closing:
-                waiter.done = True
-                return self._answer_in_time(waiter)
-            self._take_in_turn(waiter)
-        if not waiter.pending:
-            self._waiting.setdefault(queue, deque()).append(waiter)
-            self.polling.poll_peers(queue)
+        waiter = Waiter(queue, limit, lease_ms, name, gone, whole, settings.fifo)
+        waiter.came_s, waiter.over = loop.time(), wait_ms <= 0
+        timer = loop.call_later(wait_ms / 1000 if wait_ms > 0 else GRACE_S, self._wait_over, waiter)
         self.count += 1
-        timer = loop.call_later(wait_ms / 1000, self._wait_over, waiter)
         try:
-            await waiter.future
+            await self._fill(waiter, wait_ms)
         finally:
             timer.cancel()
             self.count -= 1
             self._finish(waiter)
         return self._answer_in_time(waiter)
 
-    async def _last_look(self, waiter: Waiter) -> None:
-        """Called if nothing is here and the receiver does not wait: look for what was sent or given back just before.
-
-        Asks all owners. What becomes ready here meanwhile goes to the waiter in its turn.
-        """
-        if self._is_withheld(waiter):  # messages are here; asking a slow Kafka would only delay the answer
-            await self._look_elsewhere(waiter)
-            return
-        self._waiting.setdefault(waiter.queue, deque()).append(waiter)
-        self.count += 1
-        elsewhere = asyncio.ensure_future(self.polling.ready_at(waiter.queue, last_look=True))
-        here = asyncio.ensure_future(self.read_up(waiter.queue))
-        try:
-            # errors as results: an early answer cancels both, and nobody looks at their results
-            both = asyncio.gather(elsewhere, here, return_exceptions=True)
-            await asyncio.wait((waiter.future, both), return_when=asyncio.FIRST_COMPLETED)
-            if here.done():
-                here.result()
-            if waiter.pending:  # it takes milliseconds, or Kafka is away
-                timer = asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
-                waiter.over = True
-                await waiter.future
-                timer.cancel()
+    async def _fill(self, waiter: Waiter, wait_ms: int) -> None:
+        """Get what the waiter asked for, or wait for something."""
+        queue, line = waiter.queue, deque.append
+        self._receives += 1
+        url = self.polling.elsewhere(queue) if self._receives % ELSEWHERE_FIRST == 0 else None
+        if url is not None:
+            await self._fetch_from(waiter, [url], read_up=waiter.fifo)
+        if not waiter.fifo or self._is_plenty(waiter):
+            self._take_in_turn(waiter)
+        if waiter.pending:
+            self.polling.served_here(queue)
+        else:
+            self.ownership.hurry()
+        looks_for_nothing = wait_ms < LONG_S * 1000
+        while True:
+            if self._is_new(waiter) and (looks_for_nothing or waiter.has_some or self.has_ready(queue)):
+                waiter.has_looked = True
+                await self._look(waiter)
+            while (waiter.pending or waiter.away) and not waiter.enough:
+                await waiter.sleep()
+            if waiter.messages or waiter.over or self.closing or waiter.gone():
+                return
+            line(self._waiting.setdefault(queue, deque()), waiter)
+            line = deque.appendleft  # who was served already, and got nothing, keeps its place
+            self._serve(queue)
+            self.polling.poll_peers(queue)
+            if not (waiter.pending or waiter.away):
+                await waiter.sleep()
             self._leave_line(waiter)
-            if not waiter.messages and not waiter.gone():
-                waiter.over = waiter.away = False
-                # what a poll is fetching for it comes too late now, and is given back
-                waiter.future = asyncio.get_running_loop().create_future()
-                await self._fetch_from(waiter, await elsewhere, read_up=True)
-        except BaseException:
-            waiter.done = True
-            raise
+
+    def _is_new(self, waiter: Waiter) -> bool:
+        """True if something that was confirmed before a receive came may be unread, and it wants more."""
+        if waiter.has_looked or waiter.room <= 0 or self.closing:
+            return False
+        return asyncio.get_running_loop().time() - waiter.came_s < LONG_S
+
+    async def _look(self, waiter: Waiter) -> None:
+        """Wait until everything that was confirmed before is folded, here and elsewhere, and take it."""
+        queue = waiter.queue
+        if self._is_withheld(waiter):  # messages are here; asking a slow Kafka would only delay the answer
+            await self._fetch_from(waiter, await self.polling.ready_at(queue))
+            return
+        self._looking[queue] = self._looking.get(queue, 0) + 1
+        waiter.is_looking = True
+        elsewhere = asyncio.ensure_future(
+            self.polling.ready_at(queue, last_look=True, found=lambda: waiter.has_some or self.has_ready(queue))
+        )
+        here = asyncio.ensure_future(self.read_up(queue))
+        try:
+            await asyncio.wait((here,), timeout=ANSWER_AFTER_S)
+            if here.done() or not (waiter.has_some or self.has_ready(queue)):
+                await here
+            self._take(waiter)
+            await self._fetch_from(waiter, await elsewhere)
         finally:
             elsewhere.cancel()
             here.cancel()
-            self.count -= 1
-            if waiter.pending:
-                self._finish(waiter)
-            self._leave_line(waiter)
+            waiter.is_looking = False
+            self._looking[queue] -= 1
+            if not self._looking[queue]:
+                del self._looking[queue]
+            if queue in self._waiting:  # the next one in line, if this one leaves something
+                self._serve(queue)
+        self._hasten(waiter)
 
     async def read_up_everywhere(self, queue: str) -> None:
         """Wait until what was confirmed before is folded at all workers that answer."""
@@ -220,12 +241,12 @@ class Receives:
     def _answer(self, waiter: Waiter) -> list[Received]:
         """The messages for the waiter, without those whose lease is over. Called just before they leave."""
         self._drop_late(waiter)
-        if len(waiter.until) > 1 and not self.catalog.settings_of(waiter.queue).fifo:
+        if len(waiter.until) > 1 and not waiter.fifo:
             waiter.messages.sort(key=_in_order)
         if waiter.messages and waiter.gone():
             self.give_back(waiter.messages)
             return []
-        if waiter.messages and not waiter.away:  # those for another worker are counted there
+        if waiter.messages and not waiter.is_remote:  # those for another worker are counted there
             self.meters.handed(waiter.messages)
         return waiter.messages
 
@@ -254,18 +275,18 @@ class Receives:
         return found
 
     async def _receive_here(self, asked: ReceiveHere, gone: Gone) -> list[Received]:
-        future = asyncio.get_running_loop().create_future()
-        waiter = Waiter(asked.queue, asked.limit, asked.lease_ms, asked.name, gone, future, asked.whole)
-        self._take_in_turn(waiter)
-        if not waiter.pending and asked.read_up:
+        fifo = self.catalog.settings_of(asked.queue).fifo
+        waiter = Waiter(asked.queue, asked.limit, asked.lease_ms, asked.name, gone, asked.whole, fifo)
+        waiter.size_bytes, waiter.is_remote = asked.size_bytes, True
+        if asked.read_up:
             await self.read_up(asked.queue)
-            self._take_in_turn(waiter)
+        self._take_in_turn(waiter)
         if not waiter.pending:
             return []
-        waiter.away = True  # keeps it out of the line here
-        timer = asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
+        timer = asyncio.get_running_loop().call_later(GRACE_S, self._wait_over, waiter)
         try:
-            await waiter.future
+            while waiter.pending and not waiter.enough:
+                await waiter.sleep()
         finally:
             timer.cancel()
             self._finish(waiter)
@@ -273,61 +294,56 @@ class Receives:
 
     # ------------------------------------------------------------------ receive: at other workers
 
-    async def _look_elsewhere(self, waiter: Waiter) -> bool:
-        """Take what another worker has now. Returns False if there is nothing."""
-        return await self._fetch_from(waiter, await self.polling.ready_at(waiter.queue))
-
-    async def _fetch_from(self, waiter: Waiter, urls: Sequence[str], read_up: bool = False) -> bool:
+    async def _fetch_from(self, waiter: Waiter, urls: Sequence[str], read_up: bool = False) -> None:
+        """Take what other workers have, as far as there is room."""
         for url in urls:
-            asked_ms = now_ms()
-            waiter.messages = await self._fetch(url, waiter, read_up) or []
-            if waiter.messages:
-                waiter.until = [(asked_ms + (waiter.lease_ms or HAND_OUT_MS), len(waiter.messages))]
-                return True
-        return False
+            if waiter.room > 0:
+                fetch = self.ownership.spawn(self._fetch_for(waiter, url, read_up))
+                await asyncio.wait((fetch,), timeout=ANSWER_AFTER_S if waiter.has_some else None)
+
+    async def _fetch_for(self, waiter: Waiter, url: str, read_up: bool = False, watch: bool = False) -> int | None:
+        """Take what another worker has, for a receive. Returns how much that was; None if it does not answer.
+
+        What comes too late, or is more than there is room for by now, is given back.
+        """
+        asked_ms = now_ms()  # their leases began later
+        found = await self._fetch(url, waiter, read_up, watch)
+        if found:
+            count = waiter.add(found, asked_ms + (waiter.lease_ms or HAND_OUT_MS), ANSWER_BYTES)
+            if count < len(found):
+                self.give_back(found[count:])
+            waiter.wake()
+        return None if found is None else len(found)
 
     async def fetch(self, queue: str, url: str) -> Fetched:
         """Take what another worker has now, for the first receive that waits here."""
         line = self._waiting.get(queue)
         while line and line[0].gone():
-            self._give_up(line.popleft())
+            line.popleft().wake()
         if not line:
             return Fetched(0, 0)
         waiter = line.popleft()
-        waiter.away, future = True, waiter.future
-        asked_ms = now_ms()  # their leases began later
-        found = await self._fetch(url, waiter, watch=True)
-        messages = found or []
-        if waiter.done or waiter.future is not future:  # it waits for something else by now
-            self.give_back(messages)
-            return Fetched(waiter.limit, None if found is None else len(messages))
+        wanted = waiter.room
+        waiter.away = True
+        got = await self._fetch_for(waiter, url, read_up=waiter.fifo and self._is_new(waiter), watch=True)
         waiter.away = False
-        if messages and future.done():
-            self.give_back(messages)
-        elif messages:
-            waiter.messages, waiter.until = messages, [(asked_ms + (waiter.lease_ms or HAND_OUT_MS), len(messages))]
-            waiter.future.set_result(None)
-        elif self.closing or waiter.over:
-            self._give_up(waiter)
-        elif not waiter.future.done():
-            self._waiting.setdefault(queue, deque()).appendleft(waiter)
-            self._serve(queue)
-        return Fetched(waiter.limit, None if found is None else len(messages))
+        if not waiter.done and not got:
+            waiter.wake()  # it waits on, as the first in line
+        return Fetched(wanted, got)
 
-    async def _fetch(
-        self, url: str, waiter: Waiter, read_up: bool = False, watch: bool = False
-    ) -> list[Received] | None:
+    async def _fetch(self, url: str, waiter: Waiter, read_up: bool, watch: bool) -> list[Received] | None:
         """What another worker has now; None if it does not answer, or this worker stops."""
         if self.closing:
             return None
         asked = ReceiveHere(
             waiter.queue,
-            waiter.limit,
+            waiter.room,
             waiter.lease_ms,
             waiter.name,
             waiter.whole,
             read_up,
             self.peers.url if watch else "",
+            waiter.size_bytes,
         )
         self._fetching += 1
         try:
@@ -360,18 +376,28 @@ class Receives:
             self._serve(waiter.queue)
         self._take(waiter)
 
+    def _is_plenty(self, waiter: Waiter) -> bool:
+        """True if the partitions here have as much ready in a FIFO queue as the waiter has room for."""
+        found = 0
+        for owned in self.ownership.owned.values():
+            if owned.serving and not owned.owner.stalled:
+                found += owned.owner.partition.at_hand(waiter.queue, waiter.room - found)
+                if found >= waiter.room:
+                    return True
+        return False
+
     def _take(self, waiter: Waiter) -> None:
         """Ask the partitions here until enough is on its way. Oldest messages first, except in FIFO queues."""
-        queue, left = waiter.queue, waiter.limit
+        queue, left = waiter.queue, waiter.room
         # most of many partitions have nothing, which costs least to find out
         owned = [h for h in self.ownership.owned.values() if h.owner.partition.has_ready(queue) and h.serving]
-        if not owned or self.closing:
+        if not owned or left <= 0 or self.closing:
             return
         exhausted: set[int] = set()
         self._turn += 1
         first = self._turn % len(owned)
         owned = owned[first:] + owned[:first]
-        if len(owned) > 1 and not self.catalog.settings_of(queue).fifo:
+        if len(owned) > 1 and not waiter.fifo:
             for i, share in shares_of(left, [next_stamps(h.owner.partition, queue) for h in owned]):
                 count = self._take_from(owned[i], waiter, share)
                 left -= count
@@ -417,21 +443,17 @@ class Receives:
                 count = self._read(waiter, owned, handout)
                 if count < len(handout.offsets):
                     owned.owner.release(handout.offsets[count:], handout.receipt, counted=False)
+                    waiter.is_full = True
                 waiter.until.append((handout.until_ms, count))
-                if waiter.pending and len(waiter.until) == 1:
-                    asyncio.get_running_loop().call_later(ANSWER_AFTER_S, self._give_up, waiter)
-        if not waiter.pending and not waiter.done:
-            self._settled(waiter)
+                self._hasten(waiter)
+        if not waiter.pending:
+            waiter.wake()
 
-    def _settled(self, waiter: Waiter) -> None:
-        """Called when all starts of the waiter are decided: answer, or go on waiting as the first in line."""
-        if waiter.messages or waiter.away or waiter.over or self.closing:
-            if not waiter.future.done():
-                waiter.future.set_result(None)
-            return
-        self._waiting.setdefault(waiter.queue, deque()).appendleft(waiter)
-        asyncio.get_running_loop().call_soon(self._serve, waiter.queue)
-        self.polling.poll_peers(waiter.queue)
+    def _hasten(self, waiter: Waiter) -> None:
+        """Once there is something to answer, a receive waits only a little for starts of other partitions."""
+        if waiter.pending and waiter.messages and not waiter.is_looking and not waiter.is_hastened:
+            waiter.is_hastened = True
+            asyncio.get_running_loop().call_later(ANSWER_AFTER_S, self._enough, waiter)
 
     def _read(self, waiter: Waiter, owned: OwnedPartition, handout: Handout) -> int:
         """Add messages of a delivery to the waiter's answer, as long as they fit. Returns how many."""
@@ -459,7 +481,7 @@ class Receives:
                 size += len(key or b"")
                 size += sum(HEADER_OVERHEAD_BYTES + len(name) + len(value) for name, value in headers.items())
             size += len(payload)
-            if size > ANSWER_BYTES and waiter.messages:
+            if size > ANSWER_BYTES and (waiter.messages or waiter.size_bytes):
                 break
             receipt = make(number, epoch, delivery, offset, attempt, named)
             add(
@@ -470,16 +492,18 @@ class Receives:
         return count
 
     def _wait_over(self, waiter: Waiter) -> None:
+        if waiter.over:
+            self._enough(waiter)
+            return
         waiter.over = True
-        if waiter.pending or waiter.away:
-            # its start is on its way, which takes milliseconds, or Kafka is away
-            asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
-        else:
-            self._give_up(waiter)
+        if waiter.pending or waiter.away or waiter.is_looking:  # it takes milliseconds, or Kafka is away
+            asyncio.get_running_loop().call_later(GRACE_S, self._enough, waiter)
+        waiter.wake()
 
-    def _give_up(self, waiter: Waiter) -> None:
-        if not waiter.future.done():
-            waiter.future.set_result(None)
+    def _enough(self, waiter: Waiter) -> None:
+        """Wait for no start any more."""
+        waiter.enough = True
+        waiter.wake()
 
     def _finish(self, waiter: Waiter) -> None:
         """End the receive. Messages that still come for it are released, and do not count as received."""
@@ -522,10 +546,15 @@ class Receives:
             waiter = line.popleft()
             terms = waiter.name, waiter.lease_ms
             if waiter.gone():
-                self._give_up(waiter)
+                waiter.wake()
+            elif waiter.fifo and self._is_new(waiter):
+                waiter.wake()  # it looks first
+                break
             elif terms in refused:
                 passed.append(waiter)
-            elif not self._take_from(owned, waiter, waiter.limit):
+            elif self._take_from(owned, waiter, waiter.room):
+                waiter.wake()
+            else:
                 passed.append(waiter)
                 if not partition.has_ready(queue):
                     break
@@ -555,12 +584,12 @@ class Receives:
 
     def starving(self, owned: OwnedPartition) -> bool:
         has_ready = owned.owner.partition.has_ready
-        if any(not has_ready(queue) for queue in self._waiting):
-            return True
-        return any(not has_ready(queue) for queue in self.polling.watchers)
+        return any(
+            not has_ready(queue) for queues in (self._waiting, self._looking, self.polling.watchers) for queue in queues
+        )
 
     def wants(self, queue: str) -> bool:
-        return queue in self._waiting or queue in self.polling.watchers
+        return queue in self._waiting or queue in self._looking or queue in self.polling.watchers
 
     def forget(self, owned: OwnedPartition) -> None:
         """Called when a partition left this worker, and with it all starts there."""
@@ -568,8 +597,7 @@ class Receives:
             waiter.pending = [(h, p) for h, p in waiter.pending if h is not owned]
             if not waiter.pending:
                 del self._asking[waiter]
-                if not waiter.done:
-                    self._settled(waiter)
+                waiter.wake()
 
     async def close(self) -> None:
         """Answer all receives that wait: another worker will serve them.
@@ -579,7 +607,7 @@ class Receives:
         self.closing = True
         for line in list(self._waiting.values()):
             for waiter in list(line):
-                self._give_up(waiter)
+                waiter.wake()
         deadline = asyncio.get_running_loop().time() + ASKED_S
         while self._fetching and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)

@@ -8,6 +8,8 @@ know: an owner gathers what it has to know about a queue's groups when it first 
 
 from __future__ import annotations
 
+from heapq import merge
+
 from marq.core.backlog import Backlog, Lane
 from marq.core.memory import Memory
 from marq.core.policies import QueueSettings, batch_cap, is_exhausted
@@ -15,6 +17,24 @@ from marq.core.policies import QueueSettings, batch_cap, is_exhausted
 
 class Order(Memory):
     """Takes messages in the order of their groups."""
+
+    def at_hand(self, queue: str, limit: int) -> int:
+        """How many messages, up to ``limit``, a take from a FIFO queue finds. It may find more, hardly ever less."""
+        backlog, found = self.backlogs.get(queue), 0
+        if backlog is None or not backlog.fifo or queue in self._held_up:
+            return 0
+        for lane in backlog.turns:
+            if lane.group and self.segments.has_parked(queue, lane.group):
+                return limit
+            for offset in merge(lane.out, lane.fresh):
+                if not self.is_ready(offset):
+                    if self._deliverable(offset):
+                        break  # it is in flight, or about to be: what follows waits for it
+                    continue
+                found += 1
+                if found >= limit:
+                    return limit
+        return found
 
     def _take_in_order(
         self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int, batch: int

@@ -18,6 +18,7 @@ from app.service import receives as module
 from app.service.meters import Meters
 from app.service.receipts import Receipts
 from app.service.receives import ReceiveHere, Receives
+from app.service.waiter import Waiter
 from marq.core.markers import End, Release, encode
 from marq.core.policies import QueueSettings
 from marq.core.starts import STALLED_MS
@@ -73,7 +74,8 @@ class Desk:
         self.hurried = 0  # times that somebody waited for what is not read yet
         receipts = Receipts(lambda: b"secret")
         self.given_back: list[Any] = []
-        catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
+        self.settings = DEFAULTS
+        catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: self.settings)
         owned: Any = dict(enumerate(self.partitions))
         self.read_up = ReadUp(self.ask, lambda: TOPICS, owned, lambda: None, asyncio.ensure_future)
         self.receives = Receives(
@@ -131,16 +133,14 @@ class Desk:
     def limit(self, **settings: Any) -> Partition:
         """One partition, whose queue has limits."""
         self.receives.ownership.owned.clear()
-        partition = self.receives.ownership.owned[0] = Partition(0, QueueSettings(**settings))  # type: ignore[assignment]
+        self.settings = QueueSettings(**settings)
+        partition = self.receives.ownership.owned[0] = Partition(0, self.settings)  # type: ignore[assignment]
         self.partitions = [partition]
         return partition
 
     async def take(self, **options: Any) -> Any:
-        """A receive that is answered at once."""
-        asked = asyncio.ensure_future(self.receive(**options))
-        await asyncio.sleep(0)
-        self.confirm(0)
-        return await asked
+        """A receive while Kafka confirms all."""
+        return await answered(asyncio.ensure_future(self.receive(**options)), self)
 
 
 def run(scenario: Callable[[Desk], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,12 @@ def test_a_row_that_can_not_be_read_back_concerns_its_partition_alone(monkeypatc
             raise RowError("checksum")
 
         let_go: list[Any] = []
-        desk.receives.ownership.recover_again = lambda owned, reason, wipe: let_go.append((owned.number, reason, wipe))  # type: ignore[assignment]
+
+        def recover_again(owned: Any, reason: str, wipe: bool) -> None:
+            let_go.append((owned.number, reason, wipe))
+            owned.serving = False
+
+        desk.receives.ownership.recover_again = recover_again  # type: ignore[assignment]
         monkeypatch.setattr(desk.partitions[0].owner, "acquire", damaged)
         asked = asyncio.ensure_future(desk.receive())
         await asyncio.sleep(0)
@@ -374,6 +379,20 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
+async def answered(asked: asyncio.Future[list[Received]], *desks: Desk) -> list[Received]:
+    """The answer; Kafka confirms all that is sent until then."""
+    while not asked.done():
+        for desk in desks:
+            for partition in desk.partitions:
+                partition.confirm(desk.clock_ms)
+        await asyncio.sleep(0.001)
+    return await asked
+
+
+def places(messages: list[Received]) -> list[tuple[int, int]]:
+    return [(one.partition, one.offset) for one in messages]
+
+
 def empty(desk: Desk) -> None:
     for partition in desk.partitions:
         partition.core.owner.partition.take("q", 10, DEFAULTS)
@@ -389,8 +408,7 @@ def test_a_receive_that_does_not_wait_finds_what_is_in_the_log_and_was_not_read(
         await turns()
         assert not asked.done()
         desk.read(1)
-        desk.confirm(1)
-        assert [(one.partition, one.offset) for one in await asked] == [(1, 1)]
+        assert places(await answered(asked, desk)) == [(1, 1)]
 
     run(scenario, monkeypatch)
 
@@ -405,8 +423,7 @@ def test_who_gets_something_before_all_was_read_leaves_nothing_behind(monkeypatc
         asked = asyncio.ensure_future(desk.receive(wait_ms=0))
         await turns()
         desk.read(1)  # and 0 is not
-        desk.confirm(1)
-        assert [one.partition for one in await asked] == [1]
+        assert places(await answered(asked, desk)) == [(1, 1)]
         await turns()
         gc.collect()
         await turns()
@@ -427,8 +444,7 @@ def test_a_receive_that_does_not_wait_finds_what_an_ack_in_the_log_makes_ready(m
         await turns()
         assert not asked.done()
         desk.read(0)
-        desk.confirm(0)
-        assert [one.offset for one in await asked] == [1]
+        assert places(await answered(asked, desk)) == [(0, 1)]
 
     run(scenario, monkeypatch)
 
@@ -445,9 +461,9 @@ def test_when_all_was_read_nothing_is_waited_for_and_receives_share_one_question
     run(scenario, monkeypatch)
 
 
-def test_who_finds_something_or_waits_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_finds_enough_or_waits_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(desk: Desk) -> None:
-        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0, limit=2))
         await asyncio.sleep(0)
         for number in (0, 1):
             desk.confirm(number)
@@ -484,8 +500,7 @@ def test_a_question_that_was_sent_before_says_nothing_to_who_comes_later(monkeyp
         await turns()
         assert not late.done()
         desk.read(0)
-        desk.confirm(0)
-        assert [one.offset for one in await late] == [1]
+        assert places(await answered(late, desk)) == [(0, 1)]
 
     run(scenario, monkeypatch)
 
@@ -526,12 +541,185 @@ def test_what_another_worker_has_not_read_is_found(monkeypatch: pytest.MonkeyPat
         await turns()
         assert not asked.done()
         other.read(0)
-        for _turn in range(5):
-            await turns()
-            other.confirm(0)
-        assert [one.offset for one in await asked] == [1]
+        assert places(await answered(asked, here, other)) == [(0, 1)]
 
     run(scenario, monkeypatch)
+
+
+# -- a receive is whole
+
+
+def late_to(desk: Desk) -> None:
+    """Partition 0 has a message that is ready, and both have one that was not read yet."""
+    empty(desk)
+    desk.partitions[0].core.send(1)
+    unread(desk, 0)
+    unread(desk, 1)
+
+
+@pytest.mark.parametrize("wait_ms", [0, 5_000])
+def test_a_receive_with_room_gets_everything_that_was_confirmed_before_it_came(
+    monkeypatch: pytest.MonkeyPatch, wait_ms: int
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        late_to(desk)
+        asked = asyncio.ensure_future(desk.receive(wait_ms=wait_ms))
+        await turns()
+        desk.confirm(0)
+        await turns()
+        assert not asked.done()
+        desk.read(0)
+        desk.read(1)
+        assert sorted(places(await answered(asked, desk))) == [(0, 1), (0, 2), (1, 1)]
+        assert desk.questions == 1
+
+    run(scenario, monkeypatch)
+
+
+def test_who_waits_for_a_moment_gets_with_the_first_message_what_was_confirmed_before_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        unread(desk, 0)
+        unread(desk, 1)
+        asked = asyncio.ensure_future(desk.receive())
+        await turns()
+        desk.read(0)
+        desk.confirm(0)
+        await turns()
+        assert not asked.done()
+        desk.read(1)
+        assert sorted(places(await answered(asked, desk))) == [(0, 1), (1, 1)]
+
+    run(scenario, monkeypatch)
+
+
+def test_who_has_waited_for_long_is_answered_with_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG_S", 0.0)
+
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        asked = asyncio.ensure_future(desk.receive())
+        await turns()
+        unread(desk, 0)
+        unread(desk, 1)
+        desk.read(0)
+        assert places(await answered(asked, desk)) == [(0, 1)]
+        assert not desk.questions
+
+    run(scenario, monkeypatch)
+
+
+def test_a_partition_that_is_not_read_in_time_holds_up_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        late_to(desk)
+        desk.read(0)
+        assert places(await answered(asyncio.ensure_future(desk.receive(wait_ms=0)), desk)) == [(0, 1), (0, 2)]
+        assert not desk.receives.wants("q")
+
+    run(scenario, monkeypatch)
+
+
+def test_while_a_receive_looks_reading_goes_on_for_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        late_to(desk)
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await turns()
+        assert desk.receives.wants("q") and desk.receives.starving(desk.partitions[1])  # type: ignore[arg-type]
+        asked.cancel()
+        await turns()
+        assert not desk.receives.wants("q")
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("wait_ms", [0, 5_000])
+def test_a_receive_gets_as_many_of_a_group_as_were_confirmed(monkeypatch: pytest.MonkeyPatch, wait_ms: int) -> None:
+    async def scenario(desk: Desk) -> None:
+        partition = desk.limit(fifo=True)
+        headers = [("marq-group", b"g")]
+        partition.core.send(1, headers=headers)
+        partition.core.queue_log.append(partition.core.record(headers=headers))
+        asked = asyncio.ensure_future(desk.receive(wait_ms=wait_ms))
+        await turns()
+        assert not partition.core.appends, "the second one could not be taken after the first"
+        desk.read(0)
+        assert places(await answered(asked, desk)) == [(0, 1), (0, 2), (0, 0)]
+
+    run(scenario, monkeypatch)
+
+
+def test_who_waits_for_a_fifo_queue_looks_when_the_first_of_a_group_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        partition = desk.limit(fifo=True)
+        await desk.take()
+        asked = asyncio.ensure_future(desk.receive())
+        behind = asyncio.ensure_future(desk.receive(limit=1, name="behind"))
+        await turns()
+        partition.core.send(1, headers=[("marq-group", b"g")])
+        for group in (b"g", b"h"):
+            partition.core.queue_log.append(partition.core.record(headers=[("marq-group", group)]))
+        desk.receives.wake(partition)  # type: ignore[arg-type]
+        await turns()
+        assert not partition.core.appends
+        desk.read(0)
+        assert places(await answered(asked, desk)) == [(0, 1), (0, 2), (0, 3)]
+        assert not behind.done()
+        behind.cancel()
+
+    run(scenario, monkeypatch)
+
+
+def test_from_a_fifo_queue_with_enough_a_receive_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        partition = desk.limit(fifo=True)
+        await desk.take()  # now its order is kept
+        for group in (b"g", b"g", b"h"):
+            partition.core.send(1, headers=[("marq-group", group)])
+        assert places(await desk.take(limit=2, wait_ms=0)) == [(0, 1), (0, 2)]
+        questions = desk.questions
+        assert places(await desk.take(limit=1, wait_ms=0)) == [(0, 3)]
+        assert desk.questions == questions
+
+    run(scenario, monkeypatch)
+
+
+def test_a_receive_with_room_gets_what_other_workers_have_and_have_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(_: Desk) -> None:
+        network = Network()
+        here, other = (Desk(monkeypatch, network.join(url)) for url in ("http://a", "http://b"))
+        empty(other)
+        other.partitions[0].core.send(1)
+        unread(other, 1)
+        asked = asyncio.ensure_future(here.receive(wait_ms=0))
+        await turns()
+        other.read(1)
+        found = await answered(asked, here, other)
+        assert sorted(places(found)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+    run(scenario, monkeypatch)
+
+
+def test_an_answer_has_a_largest_size_wherever_its_messages_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES", 100)
+
+    async def scenario(_: Desk) -> None:
+        network = Network()
+        here, other = (Desk(monkeypatch, network.join(url)) for url in ("http://a", "http://b"))
+        empty(here)
+        empty(other)
+        here.partitions[0].core.send(1, value=b"x" * 60)
+        other.partitions[0].core.send(2, value=b"x" * 30)
+        assert len(await answered(asyncio.ensure_future(here.receive(wait_ms=0)), here, other)) == 2
+        (release,) = here.given_back
+        assert (release.offsets, release.counted) == ([2, 3], False)
+
+    run(scenario, monkeypatch)
+
+
+async def at_once(found: Any) -> Any:
+    return found
 
 
 # -- what another worker has handed out is answered or given back
@@ -553,17 +741,17 @@ class Elsewhere:
         self.answer.set_result([self.message])
 
 
-def test_what_comes_from_another_worker_after_the_last_look_goes_back_uncounted(
+def test_what_comes_from_another_worker_for_a_receive_that_is_over_goes_back_uncounted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A poll asks for the first one in line, also for one that waits only for its last look."""
-
     async def scenario(desk: Desk) -> None:
         elsewhere = Elsewhere(desk, monkeypatch)
-        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
-        await asyncio.sleep(0)
+        asked = asyncio.ensure_future(desk.receive())
+        await turns()
         fetch = asyncio.ensure_future(desk.receives.fetch("q", "http://b"))
-        assert await asked == []
+        await turns()
+        asked.cancel()
+        await turns()
         elsewhere.hand_out()
         await fetch
         (release,) = desk.given_back
@@ -572,19 +760,33 @@ def test_what_comes_from_another_worker_after_the_last_look_goes_back_uncounted(
     run(scenario, monkeypatch)
 
 
-def test_of_two_answers_for_one_receive_one_goes_back_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_slow_holds_up_no_messages_and_what_it_hands_out_too_late_goes_back_uncounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_AFTER_S", 0.01)
+
     async def scenario(desk: Desk) -> None:
         elsewhere = Elsewhere(desk, monkeypatch)
-        last_look: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(desk.receives.polling, "ready_at", lambda *_, **__: last_look)
-        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
-        await asyncio.sleep(0)
-        fetch = asyncio.ensure_future(desk.receives.fetch("q", "http://b"))
-        last_look.set_result(["http://c"])
-        await turns()
+        monkeypatch.setattr(desk.receives.polling, "ready_at", lambda *_, **__: at_once(["http://b"]))
+        desk.partitions[0].core.send(1)
+        assert places(await answered(asyncio.ensure_future(desk.receive(wait_ms=0)), desk)) == [(0, 1)]
+        assert not desk.given_back
         elsewhere.hand_out()
-        assert await asked == [elsewhere.message]
-        await fetch
+        await turns()
+        (release,) = desk.given_back
+        assert not release.counted
+
+    run(scenario, monkeypatch)
+
+
+def test_of_messages_from_elsewhere_those_beyond_the_limit_go_back_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        elsewhere = Elsewhere(desk, monkeypatch)
+        waiter = Waiter("q", 1, LEASE_MS, "r", lambda: False, False, False)
+        elsewhere.hand_out()
+        for _ in range(2):
+            await desk.receives._fetch_for(waiter, "http://b")
+        assert waiter.messages == [elsewhere.message]
         (release,) = desk.given_back
         assert not release.counted
 

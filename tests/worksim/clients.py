@@ -74,7 +74,8 @@ class Clients:
         self.purged: set[str] = set()
         self.rejected: set[tuple[int, int]] = set()
         self.moving = False
-        self.accepts = False  # the acceptance at the end has begun
+        self.accepts = False  # the acceptance at the end has begun …
+        self.is_well = False  # … and nothing of Kafka's answers is lost on purpose
         self.copies: dict[tuple[int, int], tuple[int, int]] = {}  # of a message -> where its copy is
         self.group_at: dict[tuple[str, bytes], int] = {}
         self.sent = 0
@@ -152,13 +153,63 @@ class Clients:
 
     async def receive(self, worker: Worker, queue: str, gone: Callable[[], bool], **how: Any) -> list[Received]:
         """In a worker: what leaves it is looked at."""
+        ready = self._ready(queue)
         found = await worker.operations.receive(queue, gone=gone, **how)
+        if ready and len(found) < how["limit"] and not gone():
+            self._is_whole(worker, queue, ready, found)
         for one in found:
             receipt = worker.operations.receipts.read(one.receipt)
             self.world.truths[one.partition].handed_out(worker, one, receipt)
         self.keyholders.receipts.extend(found)
         self.world.tell("%s hands out %s", worker.process.name, [(o.partition, o.offset, o.attempt) for o in found])
         return found
+
+    def _ready(self, queue: str) -> dict[tuple[int, int], Any]:
+        """What a receive that comes now has to find if nothing goes wrong, and the owner of each.
+
+        These messages are in the log, and were never delivered. None of them waits for its delay or another message.
+        """
+        world, ready = self.world, dict[tuple[int, int], Any]()
+        if world.shape.faults and not self.is_well:
+            return ready
+        for truth in world.truths:
+            owned = self._owned(truth.number)
+            if owned is None:
+                continue
+            waiting: set[bytes] = set()  # groups of which a message is not done
+            for offset, message in truth.reference.messages.items():
+                if message.queue != queue or offset in truth.reference.done:
+                    continue
+                new = offset not in truth.reference.states and not message.duplicate
+                if new and not (message.due_ms or message.expires_ms) and message.group not in waiting:
+                    ready[truth.number, offset] = owned
+                elif queue in self.fifo:
+                    waiting.add(message.group)
+        return ready
+
+    def _owned(self, number: int) -> Any:
+        """A partition at the worker that serves it."""
+        found = (worker.ownership.owned.get(number) for worker in self.world.up())
+        return next((owned for owned in found if owned is not None and owned.serving), None)
+
+    def _is_whole(self, worker: Worker, queue: str, ready: dict[tuple[int, int], Any], found: list[Received]) -> None:
+        """A receive that got less than it asked for leaves nothing behind, but what others got meanwhile."""
+        got = {(one.partition, one.offset) for one in found}
+        blocked: set[tuple[int, bytes]] = set()  # groups of which somebody else got a message
+        for (number, offset), owned in ready.items():
+            if (number, offset) in got:
+                continue
+            ref = self.world.truths[number].reference
+            group = (number, ref.messages[offset].group)
+            if offset in ref.done or offset in ref.states or offset in owned.owner.partition.reserved:
+                blocked.add(group)
+            elif self._owned(number) is owned and not (queue in self.fifo and group in blocked):
+                self.world.violated(
+                    "whole",
+                    f"{worker.process.name} answers {sorted(got)} to a receive from {queue}, "
+                    f"and {number}@{offset} was ready before it came",
+                )
+        self.world.count("whole receives")
 
     # -- a client
 
@@ -201,13 +252,13 @@ class Clients:
             await asyncio.sleep(r.choice((0.1, 3.0)))
             await self._deliver(queue, entries)  # with the same ids: they count once
 
-    def _entry(self, queue: str) -> Entry:
+    def _entry(self, queue: str, large: bool = True) -> Entry:
         r = self.random
         self.sent += 1
         group = f"g{r.randrange(3)}" if queue in self.fifo else None
-        payload, large = b"m%d" % self.sent, self.world.kafka.odds.max_bytes
-        if large and r.random() < self.theme.large:
-            payload = payload.ljust(large + r.randrange(-ADDED_BYTES, 200), b".")
+        payload, most = b"m%d" % self.sent, self.world.kafka.odds.max_bytes
+        if large and most and r.random() < self.theme.large:
+            payload = payload.ljust(most + r.randrange(-ADDED_BYTES, 200), b".")
         return Entry(
             payload,
             delay_ms=r.choice((200, 3_000)) if r.random() < 0.1 and group is None else None,
@@ -414,11 +465,15 @@ class Clients:
     async def acceptance(self) -> None:
         """Without faults, the promises to users are kept at every worker."""
         world, r, queue = self.world, self.random, self.queues[0]
-        self.accepts = True
+        self.accepts = self.is_well = True
         up = world.up()
         world.kafka.fetch_s = r.choice((0.0, FETCH_S))
-        await self._deliver(queue, [self.plain_entry() for _ in range(r.choice((1, 5)))], r.choice(up))
-        await self._counts_are(queue)
+        if self.fifo:
+            await self._groups(self.fifo[0])
+        for _ in range(r.choice((1, 5))):  # one by one: to different partitions
+            await self._deliver(queue, [self.plain_entry()], r.choice(up))
+        if r.random() < 0.5:
+            await self._counts_are(queue)
         found = await self._take(queue, 0, r.choice(up))
         if not found:
             world.violated("read your writes", f"{queue} has {self._unfinished(queue)}, and a receive finds nothing")
@@ -441,11 +496,20 @@ class Clients:
             world.violated("wake", f"a receive waits, and gets {found}, {world.loop.now - began_s:.1f} s after a send")
         await self._ack(found)
         await self._counts_are(queue)
+        self.is_well = False
         if self.fifo:
             await self._gap(self.fifo[0])
         await self._end_of_log(queue)
         self.jobs.look()
         world.count("acceptances")
+
+    async def _groups(self, queue: str) -> None:
+        """A receive gets all messages of each group that were sent before, one by one: read or not yet."""
+        r, up = self.random, self.world.up()
+        for _ in range(3):
+            await asyncio.sleep(r.choice((0.0, 2 * FETCH_S)))
+            await self._deliver(queue, [self._entry(queue, large=False)], r.choice(up))
+        await self._ack(await self._take(queue, r.choice((0, 1_000)), r.choice(up), limit=10))
 
     async def _gap(self, queue: str) -> None:
         """What was lost between the thread that reads and an agent is read again once the next chunk shows the gap."""
@@ -489,9 +553,9 @@ class Clients:
             if truth.reference.messages[offset].queue == queue and not truth.reference.messages[offset].duplicate
         ]
 
-    async def _take(self, queue: str, wait_ms: int, worker: Worker) -> list[Received]:
+    async def _take(self, queue: str, wait_ms: int, worker: Worker, limit: int = 3) -> list[Received]:
         return await self.call(
-            lambda worker: self.receive(worker, queue, lambda: False, limit=3, wait_ms=wait_ms, lease_ms=60_000),
+            lambda worker: self.receive(worker, queue, lambda: False, limit=limit, wait_ms=wait_ms, lease_ms=60_000),
             worker=worker,
         )
 

@@ -66,6 +66,10 @@ async def _nothing_soon(*_: Any, **__: Any) -> None:
     pass
 
 
+async def _nobody(*_: Any, **__: Any) -> list[str]:
+    return []
+
+
 @peer_call("purge")
 async def _yes(self, asked: PurgeHere) -> bool:  # type: ignore[no-untyped-def]
     return True
@@ -182,6 +186,21 @@ MUTATIONS: dict[str, Mutation] = {
     "counted twice": Mutation("Each worker's answer counts once.", _replaced(Census, "counts_of", _counted_twice)),
     "groups anywhere": Mutation(
         "A FIFO group has one partition.", _replaced(app.service.sends, "fifo_partition", _anywhere)
+    ),
+    "answers with what is read": Mutation(
+        "A receive with room gets everything that was confirmed before it came.",
+        _replaced(Receives, "_look", _nothing_soon),
+        "calm",
+    ),
+    "asks only itself": Mutation(
+        "A receive with room gets what other workers have.",
+        _replaced(PeerPolling, "ready_at", _nobody),
+        "calm",
+    ),
+    "takes part of a group": Mutation(
+        "A receive gets as many messages of a group as were confirmed before it came.",
+        _replaced(Receives, "_is_plenty", lambda *_: True),
+        "calm",
     ),
     "not read up": Mutation("Who finds nothing asks where the logs end.", _replaced(ReadUp, "wait", _nothing_soon)),
     "nobody asks others": Mutation(

@@ -24,6 +24,8 @@ SOON = (
     "any key will do",
     "stores of other clusters",
     "forgotten whatever it is",
+    "answers with what is read",
+    "asks only itself",
 )
 SOON_SEEDS = 40
 SEEDS_MAX = 2_000

@@ -335,6 +335,7 @@ class World:
             try:
                 await self.clients.acceptance()
             except (Lost, MarqError) as exc:
+                self._raise_first()
                 self.violated("well", f"no fault is left, and a worker answers {exc!r}")
             await asyncio.sleep(3.0)
         if self.violation is None:
