@@ -46,6 +46,25 @@ def test_a_short_poll_finds_what_was_sent_before_it_at_whatever_worker(cluster: 
     pairs(at_all(cluster), 40)
 
 
+@pytest.mark.parametrize("fifo", [False, True])
+def test_a_receive_gets_all_that_was_sent_before_it_at_whatever_workers(cluster: Cluster, fifo: bool) -> None:
+    queues, whole = at_all(cluster, **({"FifoQueue": "true"} if fifo else {})), 0
+    for i in range(8):
+        bodies = [f"{i}-{n}" for n in range(5)]
+        for n, body in enumerate(bodies):
+            group = {"MessageGroupId": f"{n % 2}", "MessageDeduplicationId": body} if fifo else {}
+            queues[n % 3].send(body, **group)
+        got = queues[i % 3].receive(10, wait_s=i % 2)
+        if fifo and len(got) == 5:
+            groups = [[body for body in bodies if int(body[-1]) % 2 == group] for group in (0, 1)]
+            assert [message["Body"] for message in got] in (groups[0] + groups[1], groups[1] + groups[0])
+        whole += len(got) == 5
+        while got:
+            queues[0].delete(*got)
+            got = queues[1].receive(10, wait_s=0)
+    assert whole >= 7  # a busy machine may not read within 200 ms; without the rule it is 2
+
+
 def test_every_protocol_reads_what_was_answered_in_every_other(cluster: Cluster) -> None:
     first, second, third = (worker.url for worker in cluster.workers)
     boto = Queue.make(first)

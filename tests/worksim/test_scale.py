@@ -15,7 +15,8 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
-#: Calls for a receive, if each receiver stays at its worker, and if it goes to any.
+#: Calls for a receive, if each receiver stays at its worker, and if it goes to any. A receive that gets less than it
+#: asked for soon after it came asks all workers.
 MOST = {"sticky: 100 messages/s": 3.0, "anywhere: 100 messages/s": 6.0}
 
 
