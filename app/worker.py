@@ -12,6 +12,8 @@ import logging
 import os
 import socket
 import warnings
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import READ_UP_S, Catalog
 from app.engine.ownership import Ownership
+from app.engine.partition_counts import PartitionCounts
 from app.faust_worker import FaustWorker, PreparedApp
 from app.kafka.connection import (
     await_kafka,
@@ -139,6 +142,7 @@ class WorkerApp(PreparedApp):
     operations: QueueService
     peers: Peers
     housekeeping: Housekeeping
+    partition_counts: PartitionCounts
     move_tasks: MoveTasks
     census: Census
     receivers: Receivers
@@ -179,6 +183,7 @@ class WorkerApp(PreparedApp):
         handlers.import_modules(settings.handlers)
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
+        self.partition_counts = PartitionCounts(self.ownership, self.use_partitions, beacon=self.beacon)
         self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
         self.move_tasks = MoveTasks(self.operations, self.census, beacon=self.beacon)
@@ -252,8 +257,7 @@ class WorkerApp(PreparedApp):
                 f"other workers are to reach this one at {url}, which leads nowhere from another machine, and Kafka is "
                 "on another machine: set MARQ_WEB_URL if there is a worker elsewhere"
             )
-        for table in self.tables.values():
-            table.partitions = self._topics.partitions
+        self.use_partitions(self._topics.partitions)
         self.connections.total = connections_for(raise_file_limit(), settings.max_connections)
         if self.connections.total < settings.max_connections:
             say(f"the system's limit of open files leaves room for {self.connections.total} connections of clients")
@@ -261,6 +265,18 @@ class WorkerApp(PreparedApp):
         self.define_routes()
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
+
+    def use_partitions(self, count: int) -> None:
+        """Use so many partitions from now on: all topics have them."""
+        self._topics = replace(self.topics_in_use, partitions=count)
+        for table in self.tables.values():
+            table.partitions = count
+        for owned in self.ownership.owned.values():
+            owned.owner.spread_over(count)
+
+    def partitions_among(self, counts: Collection[int]) -> int:
+        # a topic that was deleted, or has fewer: the workers say of each partition why it is not served
+        return max(self.topics_in_use.partitions, super().partitions_among(counts))
 
     def banner(self) -> str:
         """What a worker says of itself when it starts."""
@@ -317,6 +333,7 @@ class WorkerApp(PreparedApp):
             [self.topics_in_use.markers], [table.changelog_topic_name for table in self.tables.values()]
         )
         await self.start_parts()
+        await self.partition_counts.start()
 
     async def start_parts(self) -> None:
         """Start what `set_up` has made."""
@@ -355,6 +372,7 @@ class WorkerApp(PreparedApp):
             await self.ownership.serve_until_taken(TAKEN_S)
 
     async def on_stop(self) -> None:
+        await self.partition_counts.stop()
         await self.stop_parts()
         await super().on_stop()
         await asyncio.gather(self.ownership.stop(), self.catalog.stop())
@@ -391,7 +409,10 @@ class WorkerApp(PreparedApp):
                 )
             )
             return
-        self.ownership.on_assignment({tp.partition for tp in assigned if tp.topic == self.topics_in_use.markers})
+        numbers = {tp.partition for tp in assigned if tp.topic == self.topics_in_use.markers}
+        if max(numbers, default=0) >= self.topics_in_use.partitions:  # the leader knows of more
+            self.use_partitions(max(numbers) + 1)
+        self.ownership.on_assignment(numbers)
         await super()._on_partitions_assigned(assigned, generation_id)
 
     def on_chunk_aside(self, chunk: Chunk) -> None:

@@ -22,6 +22,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `progress`         notices partitions whose reading does not advance
 `stalls`           partitions in which Kafka confirms nothing
 `transactions`     partitions that wait for an open transaction
+`partition_counts` notices partitions that are added to topics, and topics that are deleted
 `copies`           makes dead letters, and moves messages
 `dead_letter_log`  logs that messages became dead letters
 `quarantine`       copies poison to its topic

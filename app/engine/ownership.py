@@ -114,6 +114,10 @@ class Ownership(Service):
         self.owned: dict[int, OwnedPartition] = {}
         #: Partitions that are assigned to this worker but can't be served at present: why.
         self.unserved: dict[int, str] = {}
+        #: Partitions that a topic has no more: why.
+        self.gone: dict[int, str] = {}
+        #: What is wrong with the partitions of topics (`app.engine.partition_counts`), a line each.
+        self.topic_lines: list[str] = []
         #: Called when a partition is served from now on (True), or is known not to be.
         self.on_settled: Callable[[int, bool], None] = lambda number, serving: None
         self.receivers: list[Receiver] = []

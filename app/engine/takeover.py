@@ -70,6 +70,7 @@ class Partitions(Protocol):
     worker_name: str
     tables: dict[str, SegmentTable]
     breakers: Breakers
+    gone: dict[int, str]
     changelogs: Changelogs
     due: DueTimes
 
@@ -120,6 +121,8 @@ class TakeOver:
             reason = ""
             try:
                 if claim is None:
+                    if self.number in self.ownership.gone:
+                        raise UnavailableError(self.ownership.gone[self.number])
                     await self._read_tables()
                     claim = await self._claim()
                 await self._restore(claim)

@@ -12,9 +12,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
+from aiokafka.errors import (
+    InvalidPartitionsError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 
 from app.kafka.access import as_lines, missing_rights
 from app.kafka.connection import admin_client
@@ -22,6 +28,7 @@ from app.kafka.datadir import resolve_bootstrap
 from app.settings import Settings, is_explicit
 from marq.errors import TopicError
 from marq.protocol.limits import MESSAGE_MAX_BYTES, RECORD_MAX_BYTES
+from marq.text import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +65,7 @@ class _Need:
     partitions: int | None
     must: Mapping[str, str] = field(default_factory=dict)
     creation: Mapping[str, str] = field(default_factory=dict)
+    may_have_more: bool = False  # partitions, which are not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +94,11 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
         BrokerError: Kafka can't be reached, or refuses us.
     """
     async with admin_client(settings) as admin:
-        existing = await _partition_counts(admin)
+        existing = await counts_of(admin)
         topics = _topics(settings, app_id, existing)
+        refused = await grow(admin, topics, existing) if settings.queue_id is not None else []
+        if refused:
+            raise TopicError(*refused)
         needs = _needs(topics, topic_mode=settings.queue_id is not None)
         brokers = len((await admin.describe_cluster())["brokers"])
         replication = settings.replication or min(REPLICATION, brokers)
@@ -104,7 +115,7 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
     if problems:
         raise TopicError(*problems)
     _warn(settings, topics, needs, found)
-    for line in _leaderless(found):
+    for line in (*_leaderless(found), *surplus(settings, topics, existing)):
         log.warning("%s", line)
     return topics
 
@@ -117,7 +128,7 @@ async def topic_problems(settings: Settings, app_id: str) -> tuple[list[str], li
         BrokerError: Kafka can't be reached, or refuses us.
     """
     async with admin_client(settings) as admin:
-        existing = await _partition_counts(admin)
+        existing = await counts_of(admin)
         topics = _topics(settings, app_id, existing)
         topic_mode = settings.queue_id is not None
         needs = _needs(topics, topic_mode=topic_mode)
@@ -130,7 +141,8 @@ async def topic_problems(settings: Settings, app_id: str) -> tuple[list[str], li
         seen = [n for n in needs if n.name in existing and "DescribeConfigs" not in missing.get(("topic", n.name), ())]
         names = [need.name for need in seen]
         found = await _describe(admin, names, set(), _may_read_configs(settings)) if seen else {}
-    return absent, [*lines, *_all_problems(settings, seen, found, replication), *_leaderless(found)]
+    lines += [*_all_problems(settings, seen, found, replication), *_leaderless(found)]
+    return absent, [*lines, *surplus(settings, topics, existing)]
 
 
 def _topics(settings: Settings, app_id: str, existing: Mapping[str, int]) -> Topics:
@@ -167,6 +179,7 @@ def _count_partitions(settings: Settings, existing: Mapping[str, int]) -> int:
         return count
     if count is None:
         return settings.partitions
+    count = min(count, existing.get(settings.markers_topic, count))  # see `surplus`
     if is_explicit(settings, "partitions") and settings.partitions != count:
         raise TopicError(
             f"topic {settings.queue_topic} has {count} partitions, but MARQ_PARTITIONS={settings.partitions}, and the "
@@ -190,7 +203,7 @@ def _needs(topics: Topics, *, topic_mode: bool) -> list[_Need]:
     copies = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
     large = {"max.message.bytes": str(RECORD_MAX_BYTES)}
     # a dead letter or a moved message has more headers than its original
-    needs = [] if topic_mode else [_Need(topics.queue, topics.partitions, log_must | large)]
+    needs = [] if topic_mode else [_Need(topics.queue, topics.partitions, log_must | large, may_have_more=True)]
     needs.append(_Need(topics.markers, topics.partitions, log_must))
     needs.extend(_Need(name, topics.partitions, compacted, small_segments) for name in topics.changelogs.values())
     needs.append(_Need(topics.queues, 1, {"cleanup.policy": "compact"}))
@@ -218,7 +231,45 @@ def _may_read_configs(settings: Settings) -> bool:
     return "DescribeConfigs" not in settings.kafka_without
 
 
-async def _partition_counts(admin: AIOKafkaAdminClient) -> dict[str, int]:
+def names_of(topics: Topics) -> list[str]:
+    """The topics that share their partitions, the queue topic first."""
+    return [topics.queue, topics.markers, *topics.changelogs.values()]
+
+
+async def grow(admin: AIOKafkaAdminClient, topics: Topics, counts: Mapping[str, int]) -> list[str]:
+    """Topic mode: give our topics as many partitions as the user's has. Returns a line for each that Kafka refuses."""
+    wanted, refused = counts.get(topics.queue, 0), []
+    for name in names_of(topics)[1:]:
+        if not 0 < counts.get(name, 0) < wanted:
+            continue
+        try:
+            await admin.create_partitions({name: NewPartitions(wanted)})
+            log.info("topic %s has %s partitions now, as many as %s", name, wanted, topics.queue)
+        except InvalidPartitionsError:
+            pass  # another worker was faster
+        except KafkaError as exc:
+            refused.append(
+                f"topic {name} has {counts[name]} partitions, must have {wanted}, as many as {topics.queue}, and Kafka "
+                f"refuses to add them ({reason_of(exc)}); mend: give the user the right to alter the topic, or "
+                f"kafka-topics.sh --alter --topic {name} --partitions {wanted}"
+            )
+    return refused
+
+
+def surplus(settings: Settings, topics: Topics, counts: Mapping[str, int]) -> list[str]:
+    """A line if partitions were added to our own queue topic."""
+    found, used = counts.get(topics.queue, 0), topics.partitions
+    if settings.queue_id is not None or found <= used:
+        return []
+    return [
+        f"topic {topics.queue} has {found} partitions, and only the first {used} are read: their number is fixed for "
+        f"life; mend: let no producer write to the others, or start anew under another MARQ_NAME with "
+        f"MARQ_PARTITIONS={found}"
+    ]
+
+
+async def counts_of(admin: AIOKafkaAdminClient) -> dict[str, int]:
+    """The number of partitions of each topic."""
     # All topics: asking for one by name creates it where Kafka creates topics automatically.
     return {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
 
@@ -309,7 +360,7 @@ async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, di
 
 def _problems(need: _Need, found: _Found, replication: int) -> Iterator[str]:
     """One line per problem: the value, the required value, and the command that sets it."""
-    if need.partitions is not None and found.partitions != need.partitions:
+    if need.partitions is not None and found.partitions != need.partitions and not need.may_have_more:
         if found.partitions < need.partitions:
             mend = f"kafka-topics.sh --alter --topic {need.name} --partitions {need.partitions}"
         else:

@@ -82,6 +82,7 @@ class WorkerNow(msgspec.Struct):
     stalled: dict[int, Stall]
     breakers: list[str]  # queues whose circuit breaker is open
     history: list[Point]
+    topics: list[str] = []  # what is wrong with their partitions
     lost: dict[int, list[LossView]] = {}  # partition -> what it has lost within a day
 
 
@@ -270,6 +271,7 @@ class Trends(Service):
             stalled=ownership.stalls.now(),
             breakers=sorted(q for q, b in ownership.breakers.states().items() if b.state != "closed"),
             history=self._points,
+            topics=ownership.topic_lines,
             lost={n: losses for n, one in owned.items() if (losses := LossView.recent(one.owner.partition))},
         )
 

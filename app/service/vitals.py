@@ -21,6 +21,7 @@ from app.settings import Settings
 SHARED = (
     "queue_id",
     "dead_letter_topic",
+    "deleted_unread",
     "auto_create",
     "visibility_timeout_ms",
     "max_receives",
@@ -49,6 +50,7 @@ class Vitals(msgspec.Struct):
     max_connections: int
     keys: str  # the same in workers with the same keys; empty: it has none
     settings: dict[str, str]  # those that have to be the same in all workers, as JSON
+    topics: list[str] = []  # what is wrong with the partitions of topics
 
 
 def vitals_of(ownership: Ownership, folder: Path) -> Vitals:
@@ -71,6 +73,7 @@ def vitals_of(ownership: Ownership, folder: Path) -> Vitals:
         max_connections=settings.max_connections,
         keys=_fingerprint(settings, ownership.catalog.keys_for(b"vitals")[0]),
         settings={name: _shown(getattr(settings, name)) for name in SHARED},
+        topics=ownership.topic_lines,
     )
 
 

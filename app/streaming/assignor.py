@@ -101,7 +101,7 @@ class StickyAssignor(PartitionAssignor):
         self._update_member_urls(metadata)
         assignments = {member: ClientAssignment(actives={}, standbys={}) for member in metadata}
         groups: dict[str, int] = {}
-        copartitioned = self._get_copartitioned_groups(topics, cluster, subscriptions)
+        copartitioned = self._copartitioned(topics, cluster, subscriptions)
         for number, (count, topic_sets) in enumerate(sorted(copartitioned.items())):
             for names in topic_sets:
                 groups.update(dict.fromkeys(names, number))
@@ -118,6 +118,18 @@ class StickyAssignor(PartitionAssignor):
             self._get_external_topic_distribution(assignments),
             groups,
         ) | self._refusals(member_metadata, set(member_metadata) - set(metadata))
+
+    def _copartitioned(self, topics: set[str], cluster: Any, subscriptions: Any) -> dict[int, Any]:
+        """Topics by their number of partitions. Those whose partitions stay together are together at all times.
+
+        Faust's method would give partitions of one number to different workers while one topic has more than others.
+        """
+        ours = topics & (self.app.chunked_topics | self._table_manager.changelog_topics)
+        found: dict[int, Any] = dict(self._get_copartitioned_groups(topics - ours, cluster, subscriptions))
+        count = self.app.partitions_among([len(cluster.partitions_for_topic(name) or ()) for name in ours])
+        if count:
+            found.setdefault(count, []).extend(self._group_co_subscribed(ours, subscriptions))
+        return found
 
     def _read(self, member: str, told: Any) -> ClientMetadata | None:
         """What a member says of itself. Returns None if it gets no partitions."""

@@ -70,6 +70,10 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         topics: frozenset[str] = self.app.chunked_topics
         return topics
 
+    def renew_metadata(self) -> None:
+        if self._consumer is not None:
+            self._consumer._client.force_metadata_update()
+
     # -- called from the main thread
 
     def call_soon(self, function: Any, *args: Any) -> None:

@@ -8,7 +8,7 @@ tables of a partition.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -164,6 +164,10 @@ class MarqApp(faust.App):
         self._address = address
 
     # -- checks
+
+    def partitions_among(self, counts: Collection[int]) -> int:
+        """How many partitions are assigned, where topics that stay together have so many. 0: the topic is missing."""
+        return min(filter(None, counts), default=0)
 
     def admits(self, url: str) -> bool:
         """Called by the leader of the group: may the member with this address get partitions?"""

@@ -337,7 +337,11 @@ class IdempotentProducer(driver.Producer):
         partitions: set[int] = set()
         try:
             async with asyncio.timeout(self.request_timeout):
-                partitions = await self._ensure_producer().client._wait_on_metadata(topic)
+                client = self._ensure_producer().client
+                partitions = await client._wait_on_metadata(topic)
+                if any(record[1] not in partitions for _, record in self._waiting[topic]):  # added meanwhile
+                    await client.force_metadata_update()
+                    partitions = client.cluster.partitions_for_topic(topic) or set()
         except Exception as exc:
             error = exc
         self._known.update(TP(topic, p) for p in partitions)

@@ -127,6 +127,16 @@ class ChunkConsumer(driver.Consumer):
         self._positions[tp] = offset
         return True
 
+    def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions each topic has, as far as the last metadata tell; 0: none is known."""
+        consumer = self._thread._consumer
+        cluster = consumer._client.cluster if consumer is not None else None
+        return {topic: len(cluster.partitions_for_topic(topic) or ()) if cluster else 0 for topic in topics}
+
+    def renew_metadata(self) -> None:
+        """Ask for the metadata soon: aiokafka does by itself every five minutes."""
+        self._thread.call_soon(self._thread.renew_metadata)
+
     def highwater(self, tp: TP) -> int | None:  # type: ignore[override]
         """The end of a log as the last fetch has told it; None if nothing was fetched, or it is not read here any more.
 

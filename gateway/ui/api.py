@@ -170,6 +170,10 @@ class Api:
             for number, losses in sorted((n, lost) for w in cluster.workers.values() for n, lost in w.lost.items()):
                 messages = sum(loss.messages for loss in losses)
                 found.append({"kind": "lost", "partition": number, "count": messages, "at_ms": losses[-1].at_ms})
+            found += [
+                {"kind": "topics", "what": line}
+                for line in sorted({t for w in cluster.workers.values() for t in w.topics})
+            ]
             if "" in cluster.queues:
                 found.append({"kind": "poison", "count": cluster.queues[""].unfinished})
         breakers = {queue for worker in cluster.workers.values() for queue in worker.breakers}

@@ -344,6 +344,14 @@ def partitions(facts: Facts) -> Found:
         )
 
 
+@check("topics", needs="workers")
+def topics(facts: Facts) -> Found:
+    """all topics have the same partitions"""
+    for line in sorted({line for _, vitals in _vitals(facts) for line in vitals.get("topics", ())}):
+        what, _, mend = line.partition("; mend: ")
+        yield Level.PROBLEM, what, mend
+
+
 @check("losses", needs="partitions")
 def losses(facts: Facts) -> Found:
     """Kafka has deleted nothing unread within a day"""

@@ -181,7 +181,7 @@ class FlowControl:
         self.flows: dict[str, Flow] = {}  # of queues with limits
         self.in_flight: dict[int, str] = {}  # offset -> its queue, if that has limits
         self._partition = partition
-        self._partitions = partitions
+        self.partitions = partitions  # over which the limits of a queue are spread
         self._settings_of = settings_of
         self._breaker_of = breaker_of
         self._most = FLOWS_SLACK
@@ -200,10 +200,10 @@ class FlowControl:
                 wanted = min(wanted, room)
                 flow.refused |= not room
         number = self._partition.number
-        room = flow.room(settings, receiver, wanted, number, self._partitions)
+        room = flow.room(settings, receiver, wanted, number, self.partitions)
         if room < wanted:
             self._expire(flow, settings, now_ms)
-            room = flow.room(settings, receiver, wanted, number, self._partitions)
+            room = flow.room(settings, receiver, wanted, number, self.partitions)
         return room
 
     def add(self, queue: str, offsets: Sequence[int], receiver: str, now_ms: int, probe_ms: int) -> None:

@@ -191,6 +191,11 @@ class Owner:
         if self.phase is Phase.CATCHING_UP:
             self._serve(now_ms)
 
+    def spread_over(self, partitions: int) -> None:
+        """The limits of queues are spread over so many partitions from now on."""
+        self.limits = self.limits._replace(partitions=partitions)
+        self.flow.partitions = partitions
+
     def _use(self, partition: Partition, orphans: Iterable[str] = (), old_manifests: Iterable[str] = ()) -> None:
         """Use this state, and make everything that depends on it."""
         self.partition = partition

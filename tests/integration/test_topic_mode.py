@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 
 from tests.integration.cluster import ROOT, Cluster, until
 from tests.integration.json_client import Client
@@ -40,6 +40,15 @@ class Theirs(Cluster):
         records = {TopicPartition(self.queue_topic, number): RecordsToDelete(offset)}
         self.admin(lambda admin: admin.delete_records(records))
 
+    def add_partitions(self, count: int) -> None:
+        """Let the queue topic have so many."""
+
+        async def learn() -> None:
+            await (await self._producing()).client.force_metadata_update()
+
+        self.admin(lambda admin: admin.create_partitions({self.queue_topic: NewPartitions(count)}))
+        self.run(learn())
+
 
 @pytest.fixture
 def theirs(kafka: str, tmp_path: Path) -> Iterator[Theirs]:
@@ -47,7 +56,7 @@ def theirs(kafka: str, tmp_path: Path) -> Iterator[Theirs]:
     settings = {
         "queue_id": QUEUE,
         "queue_topic": topic,
-        "handlers": "",
+        "handlers": "tests.integration.look_often",
         "checkpoint_ms": 200,
         "session_timeout_ms": 6000,
     }
@@ -102,3 +111,51 @@ def test_retention_that_overtakes_is_named_and_what_was_acknowledged_is_no_loss(
     worker = theirs.start("w0")
     assert len(Client(worker.url).drain(QUEUE, 5)) == 5
     assert worker.partitions()[0]["lost"] == lost
+
+
+def test_partitions_that_are_added_are_served_without_a_restart_and_a_deleted_topic_ends_no_worker(
+    theirs: Theirs,
+) -> None:
+    workers = theirs.start_many(2)
+    client = Client(workers[0].url)
+    theirs.send(None, 2)
+    assert len(client.drain(QUEUE, 2)) == 2
+
+    theirs.add_partitions(5)
+    theirs.partitions = 5
+    theirs.wait_served()
+    theirs.send(None, 10)
+    assert sorted(message["partition"] for message in client.drain(QUEUE, 10)) == sorted([0, 1, 2, 3, 4] * 2)
+    assert doctor(workers[0].url)[0] == 0
+
+    theirs.admin(lambda admin: admin.delete_topics([theirs.queue_topic]))
+    reason = f"topic {theirs.queue_topic} was deleted"
+
+    def all_say_why() -> bool:
+        states = client.request("GET", "/v1/partitions?scope=cluster").body["partitions"]
+        return [one["phase"] for one in states] == ["unserved"] * 5 and all(reason in one["reason"] for one in states)
+
+    until(all_say_why, "each partition is unserved with its reason")
+    assert all(worker.running for worker in workers)
+
+
+def test_partitions_that_are_added_to_our_own_topic_are_not_read_and_everything_says_so(
+    kafka: str, tmp_path: Path
+) -> None:
+    with Theirs(kafka, tmp_path, partitions=2, handlers="tests.integration.look_often") as cluster:
+        worker = cluster.start()
+        cluster.add_partitions(3)
+        named = f"topic {cluster.queue_topic} has 3 partitions, and only the first 2 are read"
+        until(lambda: named in worker.log, "the log says it")
+        client = Client(worker.url)
+        until(lambda: named in str(client.request("GET", "/ui/api/overview").body["trouble"]), "the page says it")
+        status, text = doctor(worker.url)
+        assert status == 1 and named in text, text
+        cluster.send("q", 4)
+        assert len(client.drain("q", 4)) == 4
+        worker.stop()
+
+        worker = cluster.start()
+        assert named in worker.log and worker.serving() == {0, 1}
+        here = cluster.command("doctor", "--quiet")
+        assert here.returncode == 1 and named in here.stdout, here

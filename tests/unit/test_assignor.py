@@ -12,6 +12,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, Cons
 
 from app.streaming import assignor as module
 from app.streaming.assignor import StickyAssignor, share_out, url_of_member
+from app.streaming.faust_app import MarqApp
 
 TOPICS = ["a", "b"]
 
@@ -81,13 +82,22 @@ def test_any_history_stays_even_and_moves_as_little_as_can_be() -> None:
 def member_of(url: str, admitted: set[str]) -> StickyAssignor:
     """The assignor of one worker."""
     tables = SimpleNamespace(changelog_topics={"b"}, data={})
-    app: Any = SimpleNamespace(tables=tables, address=url, admits=lambda url: url in admitted)
+    app: Any = SimpleNamespace(
+        tables=tables,
+        address=url,
+        admits=lambda url: url in admitted,
+        chunked_topics={"a"},
+        partitions_among=lambda counts: MarqApp.partitions_among(None, counts),  # type: ignore[arg-type]
+    )
     return StickyAssignor(app)
 
 
-def dealt(leader: StickyAssignor, joined: dict[str, Any]) -> dict[str, ConsumerProtocolMemberAssignment]:
-    """What the leader makes of those that joined, as each gets it."""
-    cluster = SimpleNamespace(partitions_for_topic=lambda topic: set(range(4)))
+def dealt(
+    leader: StickyAssignor, joined: dict[str, Any], counts: dict[str, int] | None = None
+) -> dict[str, ConsumerProtocolMemberAssignment]:
+    """What the leader makes of those that joined, as each gets it. ``counts``: the partitions of topics."""
+    counts = {"a": 4, "b": 4} if counts is None else counts
+    cluster = SimpleNamespace(partitions_for_topic=lambda topic: set(range(counts[topic])) if topic in counts else None)
     made: dict[str, Any] = leader._perform_assignment(cluster, joined)
     return {name: ConsumerProtocolMemberAssignment.decode(one.encode()) for name, one in made.items()}
 
@@ -114,6 +124,22 @@ def test_a_member_that_is_no_worker_gets_no_partitions_and_costs_no_other_member
 
     assert made["stranger"].assignment == []
     assert sorted(topic for topic, _ in made["one"].assignment) == TOPICS
+
+
+@pytest.mark.parametrize("counts", [{"a": 8, "b": 4}, {"a": 4, "b": 8}, {"b": 4}])
+def test_partitions_of_one_number_are_with_one_worker_whatever_the_topics_have(counts: dict[str, int]) -> None:
+    """Partitions were added to one of the topics, or it was deleted."""
+    admitted = {"http://one", "http://two"}
+    workers = {url: member_of(url, admitted) for url in admitted}
+    before = dealt(workers["http://one"], {url: worker.metadata(set(TOPICS)) for url, worker in workers.items()})
+    for url, worker in workers.items():
+        worker.on_assignment(before[url])
+
+    after = dealt(workers["http://one"], {url: w.metadata(set(TOPICS)) for url, w in workers.items()}, counts)
+
+    for url in admitted:
+        assert dict(after[url].assignment) == dict(before[url].assignment)
+        assert dict(after[url].assignment)["a"] == dict(after[url].assignment)["b"]
 
 
 def test_partitions_that_a_member_says_it_had_and_that_can_not_be_are_ignored() -> None:

@@ -27,6 +27,7 @@ def vitals(**values: Any) -> dict[str, Any]:
         "max_connections": 8_192,
         "keys": "",
         "settings": {"visibility_timeout_ms": "30000", "auto_create": "true"},
+        "topics": [],
     } | values
 
 
@@ -150,6 +151,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a take-over": ({"partitions": [partition(0), partition(1, phase="recovering")]}, "partitions", "being taken over"),
     "a stalled partition": ({"stalled": {"1": {"seconds": 12.0}}}, "partitions", "nothing in partition 1 for 12 s"),
+    "partitions that were added": (
+        {"workers": [worker(1, topics=["topic marq.queue has 9 partitions; mend: let no producer write there"])]},
+        "topics",
+        "topic marq.queue has 9 partitions",
+    ),
     "a loss": (
         {"partitions": [partition(0, lost=[{"log": "queue", "start": 5, "stop": 8, "messages": 2}]), partition(1)]},
         "losses",

@@ -47,6 +47,7 @@ const WORDS = {
   stalled: ["bad", (t) => html`Kafka confirms nothing in <b>partition ${t.partition}</b> of ${t.topic}, for ${duration(t.seconds * 1000)}.`],
   waiting: ["bad", (t) => html`<b>Partition ${t.partition}</b> ${t.reason}.`],
   lost: ["bad", (t) => html`<b>Partition ${t.partition}</b>: Kafka deleted ${plural(t.count, "unfinished message")} before a worker had read them, last <${Time} ms=${t.at_ms} />. Raise the topic's retention.`],
+  topics: ["bad", (t) => t.what],
   poison: ["warn", (t) => html`${plural(t.count, "record")} can't be delivered: no queue, or malformed.`],
   breaker: ["warn", (t) => html`<${Q} name=${t.queue} />: its circuit breaker is open.`],
   without_receiver: ["warn", (t) => html`<${Q} name=${t.queue} />: ${plural(t.count, "message waits", "messages wait")}, and nobody receives from it.`],
