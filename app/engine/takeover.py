@@ -31,6 +31,7 @@ from app.engine.outbox import Outbox, Writer
 from app.kafka.topics import Topics
 from app.settings import Settings
 from app.streaming.raw_table import SegmentTable
+from marq.core.dedup import ORIGINS
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
@@ -47,8 +48,6 @@ AGAIN_S = 0.2
 AGAIN_MAX_S = 30.0
 #: Failed recoveries before the local store is wiped, and further ones before an error is logged.
 ATTEMPTS = 3
-#: The purpose, for `Catalog.keys_for`, of the keys that seal origins of copies.
-ORIGINS = b"marq-origin"
 #: Seconds of a restore before the event loop may do other work. A million parked messages take some hundred
 #: milliseconds in all. A thread would be no better: a store is read under the lock that Python code runs under.
 SLICE_S = 0.005

@@ -19,6 +19,7 @@ from gateway.sqs.limits import Limits
 from gateway.sqs.memory import Attempts, FirstReceives
 from gateway.sqs.messages import MessageIds, md5_of, md5_of_attributes
 from gateway.sqs.model import enum_of
+from marq.core.dedup import ORIGINS, is_sealed
 from marq.core.policies import QueueSettings
 from marq.errors import LeaseOverError, MarqError
 from marq.protocol.headers import (
@@ -29,6 +30,7 @@ from marq.protocol.headers import (
     H_DEDUP_WAS,
     H_GROUP,
     H_ORIGIN,
+    H_ORIGIN_SEAL,
     H_SQS_SENDER,
     H_SQS_TRACE,
 )
@@ -36,6 +38,10 @@ from marq.protocol.messages import Received
 
 if TYPE_CHECKING:
     from gateway.sqs.queues import Queues
+
+
+#: Digits of a number in a header. Python converts longer ones slowly, or not at all.
+DIGITS_MAX = 18
 
 
 class Deliveries:
@@ -105,19 +111,17 @@ class Deliveries:
         self, call: Call, settings: QueueSettings, one: Received, system: set[str], names: list[str] | None
     ) -> dict[str, Any]:
         """A message as its receiver sees it."""
-        headers, origin = one.headers, (one.partition, one.offset)
-        if H_DEAD_QUEUE in headers:
-            origin = _origin_of(headers, origin)
+        headers, origin = one.headers, self._origin_of(one.headers)
         payload, encoded = messages.text_of(one.payload)
         told: dict[str, Any] = {
-            "MessageId": self._ids.of(*origin),
+            "MessageId": self._ids.of(*(origin or (one.partition, one.offset))),
             "ReceiptHandle": one.receipt,
             "MD5OfBody": md5_of(one.payload if not encoded else payload.encode()),
             "Body": payload,
         }
         first_ms = self._first.of(one, int(time.time() * 1000))
         if system:
-            told["Attributes"] = self._system(call, settings, one, system, first_ms)
+            told["Attributes"] = self._system(call, settings, one, system, first_ms, is_dead=origin is not None)
         if names and (headers or encoded):
             attributes = messages.select(messages.attributes_in(headers), names)
             if encoded and messages.select([messages.ENCODED], names):
@@ -127,12 +131,25 @@ class Deliveries:
                 told["MessageAttributes"] = {a.name: a.as_value() for a in attributes}
         return told
 
+    def _origin_of(self, headers: dict[str, bytes]) -> tuple[int, int] | None:
+        """The place of the message whose dead letter this is, and whose id it keeps. None if it is no dead letter.
+
+        Whoever may write to the queue topic can write these headers; only marq can seal an origin.
+        """
+        if H_DEAD_QUEUE not in headers:
+            return None
+        origin = headers.get(H_ORIGIN, b"").decode(errors="replace")
+        if not is_sealed(origin, headers.get(H_ORIGIN_SEAL), self._operations.catalog.keys_for(ORIGINS)):
+            return None
+        number, _, offset = origin.partition(":")
+        return int(number), int(offset)
+
     def _system(
-        self, call: Call, settings: QueueSettings, one: Received, names: set[str], first_ms: int
+        self, call: Call, settings: QueueSettings, one: Received, names: set[str], first_ms: int, *, is_dead: bool
     ) -> dict[str, str]:
         headers, everything = one.headers, "All" in names
         sent_ms, receives = one.sent_ms, one.attempt
-        source = headers.get(H_DEAD_QUEUE)
+        source = headers[H_DEAD_QUEUE] if is_dead else None
         if source is not None:
             receives += _number(headers.get(H_DEAD_RECEIVES), 0)
             if not settings.fifo:
@@ -287,20 +304,8 @@ def _system_names() -> frozenset[str]:
     return enum_of("MessageSystemAttributeName")
 
 
-def _origin_of(headers: dict[str, bytes], here: tuple[int, int]) -> tuple[int, int]:
-    """The place of the message whose dead letter this is, and whose id it keeps."""
-    number, _, offset = headers.get(H_ORIGIN, b"").partition(b":")
-    try:
-        return int(number), int(offset)
-    except ValueError:
-        return here
-
-
 def _number(text: bytes | None, otherwise: int) -> int:
-    try:
-        return int(text) if text is not None else otherwise
-    except ValueError:
-        return otherwise
+    return int(text) if text is not None and text.isdigit() and len(text) <= DIGITS_MAX else otherwise
 
 
 def _bad_receipt(receipt: str) -> SqsError:

@@ -75,6 +75,10 @@ def origin_digest(origin: str) -> bytes:
     return blake2b(origin.encode(), digest_size=DIGEST_BYTES).digest()
 
 
+#: The purpose of the keys that seal origins of copies (`app.engine.catalog.Catalog.keys_for`).
+ORIGINS = b"marq-origin"
+
+
 def origin_seal(origin: str, key: bytes) -> bytes:
     """The seal of the ``origin`` of a copy, made with ``key``."""
     return blake2b(origin.encode(), key=key, digest_size=SEAL_BYTES).hexdigest().encode()

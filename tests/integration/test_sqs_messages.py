@@ -11,6 +11,7 @@ from uuid import UUID
 import boto3
 import pytest
 from botocore.exceptions import ClientError
+from confluent_kafka import Producer
 
 from tests.integration.cluster import Cluster, until
 from tests.integration.json_client import Client
@@ -28,6 +29,41 @@ def cluster(shared_cluster: Cluster) -> Cluster:
 @pytest.fixture
 def queue(cluster: Cluster) -> Queue:
     return Queue.make(cluster.workers[0], VisibilityTimeout=30)
+
+
+HOSTILE: dict[str, dict[str, bytes]] = {
+    "origin": {"marq-dead-queue": b"evil", "marq-origin": b"9" * 26 + b":1", "marq-origin-seal": b"f" * 24},
+    "offset": {"marq-dead-queue": b"evil", "marq-origin": b"1:" + b"9" * 32},
+    "negative": {"marq-dead-queue": b"evil", "marq-origin": b"-5:7"},
+    "forged": {"marq-dead-queue": b"payroll", "marq-origin": b"0:0"},
+    "receives": {"marq-dead-queue": b"evil", "marq-dead-receives": b"9" * 4300},
+    "sent": {"marq-dead-queue": b"evil", "marq-dead-sent-ms": b"9" * 4300},
+    "types": {"AWS.types": b'{"a":"Number.\\u0000"}', "a": b"\xff\xfe"},
+    "names": {"marq-group": b"\xff\xff", "AWS.SenderId": b"\xff<b>", "AWS.TraceHeader": b"\x00\xff"},
+    "delays": {"marq-ttl-ms": b"9" * 19, "marq-delay-ms": b"-1"},
+}
+
+
+def test_headers_of_one_record_do_not_keep_its_neighbours_from_their_receiver(cluster: Cluster, queue: Queue) -> None:
+    """Whoever may write to the topic can write any header: of marq's own, only what is sealed counts."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    topic = cluster.environment.get("MARQ_QUEUE_TOPIC", f"{cluster.name}.queue")
+    for name, headers in HOSTILE.items():
+        for value, those in ((f"before {name}", {}), (name, headers), (f"after {name}", {})):
+            producer.produce(topic, value, queue.name, partition=0, headers=[*those.items()])
+    assert producer.flush(30) == 0
+    found: dict[str, Any] = {}
+
+    def receive() -> bool:
+        found.update((m["Body"], m) for m in queue.receive(10, 1))
+        return len(found) >= 3 * len(HOSTILE) - 1  # that of the wrong delay is poison
+
+    until(receive, "all were received", 60)
+    assert found.keys() >= {f"{side} {name}" for side in ("before", "after") for name in HOSTILE}
+    assert len({m["MessageId"] for m in found.values()}) == len(found)
+    for message in found.values():
+        assert "DeadLetterQueueSourceArn" not in message["Attributes"]
+        assert int(message["Attributes"]["ApproximateReceiveCount"]) < 100
 
 
 def test_a_message_comes_back_as_it_was_sent(queue: Queue) -> None:
