@@ -48,6 +48,8 @@ AREAS: dict[str, tuple[str, ...]] = {
     "recovery": (
         f"{INTEGRATION}/test_worker_recovery.py::test_every_state_survives_a_restart_and_a_move_to_an_empty_store",
         f"{INTEGRATION}/test_worker_recovery.py::test_every_state_survives_a_kill",
+        f"{INTEGRATION}/test_lost_end.py::test_a_data_folder_that_was_used_with_other_topics_is_not_read",
+        f"{INTEGRATION}/test_lost_end.py::test_a_log_that_ends_with_what_nobody_reads_is_not_taken_for_one",
     ),
     "producers": (
         f"{INTEGRATION}/test_producers.py::test_what_any_client_writes_into_the_queue_topic",

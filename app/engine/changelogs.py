@@ -155,6 +155,16 @@ class Changelogs:
         todo: dict[TopicPartition, int] = {}
         for tp, table in stores.items():
             persisted = table.persisted(number)
+            if persisted is not None and persisted >= ends[tp]:
+                self.app.log.warning(
+                    "Partition %s: its local store has more than %s, which ends at %s: that was restored from an older "
+                    "copy, or has lost its end. The store is filled again",
+                    number,
+                    tp.topic,
+                    ends[tp],
+                )
+                table.wipe(number)
+                persisted = None
             position = max(0 if persisted is None else persisted + 1, starts[tp])
             if position < ends[tp]:
                 todo[tp] = position

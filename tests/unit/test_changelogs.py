@@ -26,6 +26,7 @@ class Kafka:
     def __init__(self) -> None:
         self.silent: set[int] = set()
         self.ended = 0
+        self.end = 0  # where all logs begin and end
         self.deleted: list[int] = []
 
     @property
@@ -48,7 +49,7 @@ class Kafka:
     async def send(self, node: int, request: Any) -> Any:
         if node in self.silent:
             await asyncio.Event().wait()
-        parts = [(topic, [(number, 0, -1, 0) for number, _ in wanted]) for topic, wanted in request._topics]
+        parts = [(topic, [(number, 0, -1, self.end) for number, _ in wanted]) for topic, wanted in request._topics]
         return SimpleNamespace(topics=parts)
 
     async def _answer(self, tps: Any) -> None:
@@ -114,6 +115,25 @@ def test_partitions_that_kafka_does_not_answer_for_keep_no_other_from_being_read
         assert not any(one.done() for one in silent)
         for one in silent:
             one.cancel()
+
+    run(scenario)
+
+
+def test_a_store_that_knows_more_than_its_changelog_is_filled_again(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Kafka was restored from an older snapshot, with the same ids."""
+
+    async def scenario(desk: Desk) -> None:
+        wiped: list[str] = []
+
+        def table(name: str, persisted: int | None) -> Any:
+            return SimpleNamespace(
+                changelog_topic_name=name, persisted=lambda number: persisted, wipe=lambda number: wiped.append(name)
+            )
+
+        desk.kafka.end = 7
+        await desk.changelogs.read_rest([table("a", 6), table("b", 7)], 0)
+        assert wiped == ["b"]
+        assert "its local store has more than b, which ends at 7" in caplog.text
 
     run(scenario)
 
