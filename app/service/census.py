@@ -20,7 +20,7 @@ from marq.clock import now_ms
 from marq.core.digest import STATES, Entry, entries_among
 from marq.core.partition import Partition
 from marq.core.segments import Segment
-from marq.core.stamps import note_lowest
+from marq.core.stamps import is_believable, note_lowest
 from marq.errors import MarqError
 
 #: Milliseconds for which ages are reused: finding them takes a look at every message.
@@ -66,6 +66,9 @@ class Census:
         self._peers = peers
         self._oldest = _Oldest(-1e9, {})
         self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest the last time
+        self._seen_ms: dict[
+            tuple[int, int], int
+        ] = {}  # when they were first seen, if that can't be right
         self._looking = asyncio.Lock()
         self._nowhere_ms: dict[int, int] = {}  # partitions that no worker serves -> since when that was seen
         peers.register(self)
@@ -163,13 +166,25 @@ class Census:
                 place = number, queue
                 if offset < lowest.get(place, offset + 1):
                     lowest[place] = offset
-        oldest = await self._oldest_of(lowest)
+        known, self._seen_ms = self._seen_ms, {}
+        oldest = await self._oldest_of(lowest, known)
         for owned in self._serving():
             for queue, one in list(owned.owner.partition.unread):
-                oldest[queue] = min(one.oldest_ms, oldest.get(queue, one.oldest_ms))
+                sent_ms = self._believed((owned.number, one.first), one.oldest_ms, known)
+                oldest[queue] = min(sent_ms, oldest.get(queue, sent_ms))
         return _Oldest(time.monotonic(), oldest)
 
-    async def _oldest_of(self, lowest: dict[tuple[int, str], int]) -> dict[str, int]:
+    def _believed(self, place: tuple[int, int], sent_ms: int, known: dict[tuple[int, int], int]) -> int:
+        """When a message was sent; if its timestamp can't be right, when it was first seen as the oldest one."""
+        if is_believable(sent_ms):
+            return sent_ms
+        now = self._ownership.broker_time.now_ms
+        seen_ms = self._seen_ms[place] = known.get(place, round(time.time() * 1000) if now is None else now)
+        return seen_ms
+
+    async def _oldest_of(
+        self, lowest: dict[tuple[int, str], int], seen_ms: dict[tuple[int, int], int]
+    ) -> dict[str, int]:
         """When the oldest message of each queue was sent, from the lowest offsets of its partitions."""
         known, self._sent_ms = self._sent_ms, {}
         oldest: dict[str, int] = {}
@@ -186,6 +201,7 @@ class Census:
                 if sent_ms is None:
                     continue
             self._sent_ms[number, offset] = sent_ms
+            sent_ms = self._believed((number, offset), sent_ms, seen_ms)
             oldest[queue] = min(sent_ms, oldest.get(queue, sent_ms))
         return oldest
 

@@ -12,6 +12,7 @@ from app.service.census import entries_in_turns
 from app.service.descriptions import DeliveryView, MessageBrief, MessagesWanted, MessageView
 from marq.core.digest import Entry
 from marq.core.partition import Partition
+from marq.core.stamps import is_believable
 from marq.core.state import MessageState
 from marq.errors import RowError
 
@@ -43,7 +44,8 @@ def describe_message(view: MessageView, partition: Partition, broker_ms: int | N
     payload = record.value or b""
     view.state, view.queue, view.receives = state, queue or "", partition.receives(offset)
     view.sent_ms = record.timestamp
-    view.age_ms = max(0, (broker_ms or record.timestamp) - record.timestamp)
+    if is_believable(record.timestamp):
+        view.age_ms = max(0, (broker_ms or record.timestamp) - record.timestamp)
     view.headers = [(name, _text(value)) for name, value in record.headers]
     view.payload = base64.b64encode(payload[:SHOWN_BYTES]).decode()
     view.size_bytes = len(payload)

@@ -10,6 +10,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from marq.core.flow import Breaker
+from marq.core.stamps import is_believable
 from marq.errors import MarqError
 from marq.protocol.problems import kind_of
 
@@ -91,7 +92,7 @@ class Meters:
         """Note that a receiver was given the messages of one delivery."""
         self.received.inc(len(messages))
         first = messages[0]
-        if first.attempt == 1:
+        if first.attempt == 1 and is_believable(first.sent_ms):
             # the first one is enough: a delivery is read at once
             self.age.observe(max(0.0, time.time() - first.sent_ms / 1000))
 

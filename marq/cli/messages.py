@@ -145,7 +145,7 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, Any]]:
         facts += [
             ("queue", found["queue"]),
             ("receives", number(found["receives"])),
-            ("sent", f"{_at(found['sent_ms'])}, {duration(found['age_ms'])} ago"),
+            ("sent", _at(found["sent_ms"]) + (f", {duration(found['age_ms'])} ago" if "age_ms" in found else "")),
             ("size", size(found["size_bytes"])),
         ]
     for name, title in (("ready_at_ms", "ready at"), ("expires_at_ms", "expires at")):

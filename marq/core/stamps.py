@@ -12,8 +12,17 @@ from marq.core.segments import Segment
 #: Stands for the timestamp of a message whose payload is on disk: reading it would cost too much.
 LONG_AGO = -1
 
+#: Milliseconds since 1970 before which no record was written: Kafka is not older. Producers may have written anything
+#: into a topic with CreateTime.
+FIRST_MS = 1_293_840_000_000
+
 #: Steps into which a larger limit is divided: examining each message would cost as much as taking it.
 STEPS = 32
+
+
+def is_believable(timestamp_ms: int) -> bool:
+    """False for a timestamp that can't be the time at which a message was sent."""
+    return timestamp_ms >= FIRST_MS
 
 
 def next_stamps(partition: Partition, queue: str) -> Iterator[int]:

@@ -43,6 +43,11 @@ class UnreadQueue:
         self.expires_ms = _NEVER_MS  # no time to live ends before
 
     @property
+    def first(self) -> int:
+        """The offset of the oldest one."""
+        return self.runs[0][0]
+
+    @property
     def oldest_ms(self) -> int:
         """When the oldest one was sent."""
         return self.runs[0][1]

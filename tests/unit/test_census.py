@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.service import census
+from app.service.census import Census
 from marq.core import checkpoints
 from marq.core.segments import Segment
 from marq.core.stamps import note_lowest
 from marq.protocol.headers import H_GROUP
-from tests.unit.core_helpers import TwoLogs
+from tests.unit.core_helpers import EPOCH_MS, TwoLogs
 
 
 def found(logs: TwoLogs) -> dict[str, int]:
@@ -137,3 +139,26 @@ def test_a_step_of_the_search_for_parked_messages_is_bounded_however_many_queues
     assert max(one.count("segment") for one in steps) == 1
     # a queue's groups are listed when it is begun
     assert max(one.count("group") for one in steps) <= 20 + groups
+
+
+def test_the_age_of_what_was_stamped_before_kafka_was_counts_from_when_it_was_seen() -> None:
+    logs, clock = TwoLogs(), SimpleNamespace(now_ms=EPOCH_MS)
+    logs.own()
+    logs.now_ms = 0
+    logs.send(queue="wrong")
+    logs.now_ms = EPOCH_MS - 5_000
+    logs.send(queue="right")
+    logs.read()
+    owned = SimpleNamespace(number=0, serving=True, owner=SimpleNamespace(partition=logs.partition))
+    one = Census(
+        SimpleNamespace(owned={0: owned}, broker_time=clock),  # type: ignore[arg-type]
+        SimpleNamespace(register=lambda part: None),  # type: ignore[arg-type]
+    )
+
+    async def ages() -> list[dict[str, int]]:
+        found = [await one.ages()]
+        clock.now_ms += 60_000
+        one._oldest = one._oldest._replace(at_s=-1e9)
+        return [*found, await one.ages()]
+
+    assert asyncio.run(ages()) == [{"wrong": 0, "right": 5_000}, {"wrong": 60_000, "right": 65_000}]
