@@ -66,9 +66,7 @@ class Census:
         self._peers = peers
         self._oldest = _Oldest(-1e9, {})
         self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest the last time
-        self._seen_ms: dict[
-            tuple[int, int], int
-        ] = {}  # when they were first seen, if that can't be right
+        self._seen_ms: dict[tuple[int, int], int] = {}  # when they were first seen, if that can't be right
         self._looking = asyncio.Lock()
         self._nowhere_ms: dict[int, int] = {}  # partitions that no worker serves -> since when that was seen
         peers.register(self)

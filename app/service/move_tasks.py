@@ -28,6 +28,8 @@ KEPT = 10
 INTERVAL_S = 0.25
 #: Seconds between updates of a task's progress.
 NOTE_S = 1.0
+#: Seconds that a question about tasks waits for the end of one that has nothing left to move.
+SETTLE_S = 2.0
 #: The reason of a task that failed because its target was deleted.
 NO_TARGET = "the queue that they are moved to does not exist"
 #: Messages of one partition that are moved at once.
@@ -109,6 +111,14 @@ class MoveTasks(Service):
         """The last tasks of a queue, the newest first."""
         record = self._catalog.records.get(queue)
         return record.moves if record is not None and record.active else ()
+
+    async def settle(self, queue: str) -> None:
+        """Wait until a task that has moved all messages is over, for `SETTLE_S` at most."""
+        end_s = time.monotonic() + SETTLE_S
+        while any(task.active for task in self.tasks_of(queue)) and time.monotonic() < end_s:
+            if any((await self._census.counts_of(queue)).values()):
+                return
+            await asyncio.sleep(INTERVAL_S / 5)
 
     async def _write(self, queue: str, task: MoveTask) -> None:
         def begun(moves: tuple[MoveTask, ...]) -> tuple[MoveTask, ...]:

@@ -126,6 +126,8 @@ class Attributes:
             if name not in known:
                 raise _unknown(name)
             if name in _FIFO_ONLY and not old.settings.fifo:
+                if name == "ContentBasedDeduplication":
+                    raise _unknown(name)
                 raise SqsError(
                     "InvalidAttributeName", f"You can specify the {name} only when FifoQueue is set to true."
                 )
@@ -231,6 +233,8 @@ class Attributes:
             found["KmsDataKeyReusePeriodSeconds"] = "300"
         found["SqsManagedSseEnabled"] = "false" if BESIDE + "KmsMasterKeyId" in beside else "true"
         found.update({name.removeprefix(BESIDE): value for name, value in beside.items() if name.startswith(BESIDE)})
+        if "KmsMasterKeyId" not in found:
+            found.pop("KmsDataKeyReusePeriodSeconds", None)
         sources = settings.dead_letters_from
         if sources != _sources_of(found.get(_ALLOW, "")):  # it was set through another API since
             found[_ALLOW] = _to_json(_policy_of(sources, place)).decode()

@@ -69,6 +69,7 @@ class Moves:
         limit = request.MaxResults if request.MaxResults is not None else 1
         if not 1 <= limit <= KEPT:
             raise bad_value(limit, "MaxResults", f"Value must be between 1 and {KEPT}.")
+        await self._tasks.settle(queue)
         tasks = self._tasks.tasks_of(queue)
         return {"Results": [_told(call, request.SourceArn, task) for task in tasks[:limit]]}
 

@@ -60,7 +60,8 @@ class QueueClock:
             records: the new records in it.
             since_ms: when the log was last seen to end at ``start`` or below: none of the records is older.
         """
-        stamps = [record.timestamp for record in records if record.timestamp >= 0]
+        stamps = {record.timestamp for record in records}  # a batch has one
+        stamps.discard(-1)
         if not stamps:
             return False
         first_ms, last_ms = min(stamps), max(stamps)

@@ -61,7 +61,7 @@ def skewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]
         brokers.__enter__()
     except BrokerError as error:
         pytest.skip(f"this Java does not run under this libfaketime: {error}")
-    with brokers, Cluster(brokers.bootstrap, tmp_path, partitions=4, handlers="", checkpoint_ms=300) as cluster:
+    with brokers, Cluster(brokers.bootstrap, tmp_path, handlers="", replication=2) as cluster:
         settings = Settings(kafka=f"kafka://{brokers.bootstrap}", name=cluster.name)
         markers = {settings.markers_topic: [[n, n % 3 + 1] for n in MARKERS_LEADERS]}
         cluster.run(brokers.create(settings, [[n, n % 3 + 1] for n in QUEUE_LEADERS], 1, markers))
@@ -126,7 +126,7 @@ def test_a_broker_that_is_behind_ends_nothing_and_brings_nothing_early(skewed: C
     assert took_s > 14 or early == set()
     assert len(living) == 24
     assert len(early | late) == 24
-    said = skewed.command("doctor").stdout
+    said = skewed.command("doctor", "--url", worker.url).stdout
     assert f"the clock of broker {SKEWED} is 30 s behind" in said, said
     status, text = worker.get("/metrics")
     assert status == 200 and 'marq_broker_clock_offset_seconds{broker="2"} -' in str(text)

@@ -208,7 +208,10 @@ def test_a_standard_queue_knows_no_attribute_fifo_queue(attributes: Attributes, 
 
 @pytest.mark.parametrize("name", ["ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"])
 def test_attributes_of_fifo_queues_need_one(attributes: Attributes, name: str) -> None:
-    expected = ("InvalidAttributeName", f"You can specify the {name} only when FifoQueue is set to true.")
+    words = f"You can specify the {name} only when FifoQueue is set to true."
+    if name == "ContentBasedDeduplication":
+        words = f"Unknown Attribute {name}."
+    expected = ("InvalidAttributeName", words)
 
     assert error_of(lambda: made(attributes, **{name: "queue"})) == expected
     assert error_of(attributes.changed, "q", made(attributes), {name: "queue"}) == expected

@@ -59,13 +59,33 @@ class Truth:
         self.calls: Counter[int] = Counter()  # of handlers, that run now
         self.deliveries: set[tuple[int, int, int]] = set()
         self._looked: dict[str, tuple[Any, ...]] = {}
-        self._core = CoreChecks(SimpleNamespace(reference=self.reference, violated=self._violated))  # type: ignore[arg-type]
+        #: Nonce of an owner -> message that it saw arrive -> milliseconds for which that may have been in the log then.
+        self.arrivals: dict[str, dict[int, int]] = {}
+        self._sim = SimpleNamespace(
+            reference=self.reference,
+            violated=self._violated,
+            arrivals=self.arrivals,
+            sent_ms={},
+            now_ms=0,
+            has_jumped=True,
+            count=world.count,
+        )
+        self._core = CoreChecks(self._sim)  # type: ignore[arg-type]
 
     def _violated(self, rule: str, text: str) -> NoReturn:
         self.world.violated(rule, f"partition {self.number}: {text}")
 
+    @property
+    def _now_ms(self) -> int:
+        return int(self.world.loop.now * 1000)
+
+    def _not_early(self, offset: int, due_ms: int, nonce: str) -> None:
+        self._sim.now_ms = self._now_ms
+        self._core._not_early(offset, due_ms, nonce)
+
     def _sent(self, record: Any) -> None:
         self.reference.send(record)
+        self._sim.sent_ms[record.offset] = self._now_ms
         self.world.tell("queue %s @%s %s", self.number, record.offset, (record.value or b"")[:VALUE_BYTES])
         self.world.message_is_in(self.number, record)
 
@@ -103,6 +123,9 @@ class Truth:
                 self._violated("writer", f"@{offset} of the markers is of {batch.by or 'no owner'}: {marker}")
 
     def _done(self, offset: int, outcome: str, position: int) -> None:
+        message = self.reference.messages.get(offset)
+        if outcome == "expired" and message is not None and message.expires_ms:
+            self._not_early(offset, message.expires_ms, self.reference.now.nonce)
         self.world.message_is_done(self.number, offset, outcome)
 
     # -- what owners leave
@@ -154,6 +177,8 @@ class Truth:
             self._violated("G3 early", f"{who}: {message}")
         if started.is_first and message.due_ms > max(0, started.highest_ms):
             self._violated("G3 early", f"{who}, before its delay is over: {message}")
+        if started.is_first and message.due_ms:
+            self._not_early(offset, message.due_ms, next((n for n, at in self._epochs.items() if at == epoch), ""))
         if message.record.value != one.payload:
             self._violated("G1 payload", f"{who} with another payload")
         if self.world.is_fifo(one.queue):

@@ -35,6 +35,7 @@ from app.engine.ownership import TIMER_MS
 from app.settings import Settings
 from app.streaming.faults import is_expected
 from marq.clock import now_ms
+from marq.core.owner import Owner
 from marq.errors import MarqError
 from tests.worksim.audit import faults_of
 from tests.worksim.clients import Clients, Lost
@@ -442,6 +443,20 @@ class World:
             return []
         return [(app.engine.catalog, "DELETED_KEPT_S", 1.0), (agents.housekeeping, "FORGET_EVERY", 2)]
 
+    def _noting_arrivals(self, ingest: Any) -> Any:
+        """`Owner.ingest` that tells the truth which messages the owner saw arrive."""
+
+        def noting(
+            owner: Owner, start: int, stop: int, records: Any, now_ms: int = 0, since_ms: int | None = None
+        ) -> bool:
+            position = owner.partition.position
+            if since_ms is not None and start <= position:
+                arrived = self.truths[owner.number].arrivals.setdefault(owner.nonce, {})
+                arrived.update((r.offset, now_ms - since_ms) for r in records if r.offset >= position)
+            return bool(ingest(owner, start, stop, records, now_ms, since_ms))
+
+        return noting
+
     @contextmanager
     def _simulated(self) -> Iterator[None]:
         """Kafka, the disk and the network are ours."""
@@ -475,6 +490,7 @@ class World:
             (app.service.move_tasks, "INTERVAL_S", 1.0 if self.lazy else app.service.move_tasks.INTERVAL_S),
             (app.engine.ownership, "TIMER_MS", self.timer_ms),
             *self._soon_forgotten(),
+            (Owner, "ingest", self._noting_arrivals(Owner.ingest)),
         ]
         with ExitStack() as stack:
             for where, name, value in patches:
