@@ -4,8 +4,8 @@
 
 The user name is the identity. It is new at each start, so a worker is confused neither with the process that had its
 URL before, nor with another worker at the same URL, nor with a copy of its folder. The password has one seal for each
-secret that the worker accepts. marq 0.2 announces a URL alone; it calls ours as it stands, since an HTTP client takes
-user and password out of a URL, and the header that it makes of them is ignored.
+secret that the worker accepts. Earlier versions announce a URL alone; they call ours as it stands, since HTTP clients
+take user and password out of a URL, and the header that they make of them is ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Address(NamedTuple):
     """An address, taken apart."""
 
     url: str
-    worker: str  # identity; empty for a worker of marq 0.2
+    worker: str  # identity; empty for a worker of an earlier version
     is_proven: bool  # made by a worker with one of our secrets
 
     @property

@@ -52,7 +52,7 @@ PATH = "/v1/peer/"
 RECEIVER = "Marq-Worker"
 #: Status of a call that is for another worker.
 MISDIRECTED = 421
-#: A call with an empty body, which tells nothing: whatever a worker answers is sealed. marq 0.2 answers to it.
+#: A call with an empty body, which tells nothing: whatever a worker answers is sealed. Earlier versions answer to it.
 PROBE = "worker"
 MSGPACK = "application/msgpack"
 _PERSON = b"marq-peer"
@@ -192,6 +192,12 @@ class Peers(Service):
             for url, answer in answers.items()
             if isinstance(answer, MarqError)
         )
+
+    def unseen(self, answers: Mapping[str, object]) -> set[int]:
+        """The partitions of workers that did not answer: they may be served."""
+        members = self.members()
+        silent = (url for url, answer in answers.items() if isinstance(answer, MarqError))
+        return {number for url in silent for number in members.get(url, ())}
 
     def troubles(self) -> list[MemberTrouble]:
         """Workers that can't be told apart or are not what they say, by their addresses and the answers of calls."""

@@ -99,6 +99,7 @@ class Cluster(msgspec.Struct):
     names: list[str]  # of all queues, in order
     workers: dict[str, WorkerNow]  # by address
     missing: list[str]
+    unseen: set[int]  # partitions of those
     troubles: list[MemberTrouble]
     queues: dict[str, QueueNow]
     first: int  # step
@@ -306,8 +307,17 @@ class Trends(Service):
         self._left |= {url: told.history for url, told in workers.items()}
         self._left = {url: h for url, h in self._left.items() if h and h[-1].step > last - POINTS}
         first, history = merged(self._left.values(), last)
+        peers = self._peers
         now = Cluster(
-            time.monotonic(), names, workers, self._peers.missing(answers), self._peers.troubles(), {}, first, history
+            time.monotonic(),
+            names,
+            workers,
+            peers.missing(answers),
+            peers.unseen(answers),
+            peers.troubles(),
+            {},
+            first,
+            history,
         )
         if before is not None and _counts_of(before) == _counts_of(now):
             now.queues = before.queues

@@ -162,7 +162,7 @@ class Api:
             served = {n for worker in cluster.workers.values() for n in worker.partitions}
             reasons = {n: r for worker in cluster.workers.values() for n, r in worker.unserved.items()}
             for number in range(self._operations.ownership.topics.partitions):
-                if number not in served:
+                if number not in served and (number in reasons or number not in cluster.unseen):
                     found.append({"kind": "unserved", "partition": number, "reason": reasons.get(number, "")})
             for number, stall in {n: s for w in cluster.workers.values() for n, s in w.stalled.items()}.items():
                 one = {"kind": "stalled", "partition": number, "topic": stall.topic, "seconds": stall.seconds}

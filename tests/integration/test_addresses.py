@@ -21,6 +21,7 @@ def test_workers_that_announce_one_address_are_named_in_log_page_and_doctor(kafk
         for asked in (first, second):
             _, page = asked.get("/ui/api/overview")
             (trouble,) = [one for one in page["trouble"] if one["kind"] == "address"]
+            assert not [one for one in page["trouble"] if one["kind"] == "unserved"]  # nobody knows that
             assert trouble["what"].endswith(f"announce the same address, http://localhost:{port}")
             found = {one["check"]: one for one in Command(asked.url)("doctor", "--json").objects}
             assert (found["addresses"]["what"], found["addresses"]["mend"]) == (trouble["what"], trouble["mend"])

@@ -375,7 +375,7 @@ def test_nothing_is_sent_to_an_address_that_the_secret_does_not_prove(tmp_path: 
                     await caller.call(address, PART.echo, "confidential")
                 assert not caller.admits(address)
             assert asked == []
-            # a worker of marq 0.2 has no seal, and its answer to a call that tells nothing shows what it is
+            # a worker of an earlier version has no seal, and its answer to a call that tells nothing shows what it is
             with pytest.raises(PeerError, match="without a seal"):
                 await caller.call(url, PART.echo, "confidential")
             assert asked == [b""]

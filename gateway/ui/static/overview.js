@@ -41,7 +41,7 @@ export function Overview() {
 }
 
 const WORDS = {
-  address: ["bad", (t) => html`${t.what}: ${t.mend}.`],
+  address: ["bad", (t) => html`${t.what[0].toUpperCase()}${t.what.slice(1)}: ${t.mend}.`],
   missing: ["bad", (t) => html`Worker <b>${t.worker}</b> does not answer.`],
   unserved: ["bad", (t) => html`<b>Partition ${t.partition}</b> is not served${t.reason ? `: ${t.reason}` : "."}`],
   stalled: ["bad", (t) => html`Kafka confirms nothing in <b>partition ${t.partition}</b> of ${t.topic}, for ${duration(t.seconds * 1000)}.`],
