@@ -118,6 +118,16 @@ class Grants:
             raise NotAllowedError(f"this key does not have the permission {permission!r} for {where}")
 
 
+def require_message(grants: Grants, partition: int, offset: int, queue: object) -> None:
+    """Raise `NotAllowedError`, which does not name the queue, if a message may not be inspected.
+
+    Args:
+        queue: the name of its queue. Anything else: it is not known, so the permission is needed for all queues.
+    """
+    if not (grants.allow("inspect", queue) if queue and isinstance(queue, str) else grants.allow_everywhere("inspect")):
+        raise NotAllowedError(f"this key does not have the permission 'inspect' for the queue of {partition}:{offset}")
+
+
 def may_see(grants: Grants, queue: str) -> bool:
     """Any permission for a queue includes to know that it exists, and its settings."""
     return any(grants.allow(permission, queue) for permission in PERMISSIONS)

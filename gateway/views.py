@@ -14,6 +14,7 @@ from app.service.descriptions import State
 from app.service.inspection import Inspection
 from app.service.message_views import SHOWN_BYTES
 from app.service.paging import page_of
+from gateway.auth import require_message
 from gateway.openapi import Operation, document
 from gateway.routes import GRANTS, answer, query_of, register
 from gateway.schemas import Name, Nothing
@@ -92,11 +93,9 @@ class Views:
 
     async def message(self, request: web.Request) -> web.Response:
         query_of(request, Nothing)
-        found = await self._inspection.message(_number(request, "partition"), _number(request, "offset"))
-        if isinstance(found.queue, str):
-            request[GRANTS].require("inspect", found.queue)
-        else:
-            request[GRANTS].require("inspect", None, everywhere=True)
+        place = _number(request, "partition"), _number(request, "offset")
+        found = await self._inspection.message(*place)
+        require_message(request[GRANTS], *place, found.queue)
         return answer(request, found)
 
     async def state(self, request: web.Request) -> web.Response:

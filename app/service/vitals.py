@@ -55,7 +55,7 @@ class Vitals(msgspec.Struct):
 
 def vitals_of(ownership: Ownership, folder: Path) -> Vitals:
     """The vitals of this worker. `folder`: where its tables are."""
-    settings = ownership.settings
+    settings, secret = ownership.settings, ownership.catalog.keys_for(b"vitals")[0]
     free = total = 0
     with contextlib.suppress(OSError):
         disk = shutil.disk_usage(folder)
@@ -71,19 +71,26 @@ def vitals_of(ownership: Ownership, folder: Path) -> Vitals:
         memory_bytes=settings.memory_bytes,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         max_connections=settings.max_connections,
-        keys=_fingerprint(settings, ownership.catalog.keys_for(b"vitals")[0]),
-        settings={name: _shown(getattr(settings, name)) for name in SHARED},
+        keys=_keys_of(settings, secret),
+        settings={name: _shown(name, getattr(settings, name), secret) for name in SHARED},
         topics=ownership.topic_lines,
     )
 
 
-def _shown(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
+def _shown(name: str, value: Any, secret: bytes) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    # a key that may inspect some queues must not learn the names of others
+    return f"of fingerprint {_fingerprint(text, secret)}" if name == "queues" else text
 
 
-def _fingerprint(settings: Settings, secret: bytes) -> str:
-    """A fingerprint of the keys, in any order. Guessing keys with it would need the installation's secret."""
+def _keys_of(settings: Settings, secret: bytes) -> str:
+    """A fingerprint of the keys, in any order."""
     if settings.keys is None:
         return ""
     entries = sorted(filter(None, (entry.strip() for entry in settings.keys.get_secret_value().split(","))))
-    return blake2b("\n".join(entries).encode(), key=secret, digest_size=8).hexdigest()
+    return _fingerprint("\n".join(entries), secret)
+
+
+def _fingerprint(text: str, secret: bytes) -> str:
+    """A keyed hash: guessing the text with it would need the installation's secret."""
+    return blake2b(text.encode(), key=secret, digest_size=8).hexdigest()

@@ -21,7 +21,7 @@ from app.service.operations import QueueService
 from app.service.takers import Takers
 from app.service.timelines import Timelines
 from app.service.trends import Cluster, QueueNow, Trends
-from gateway.auth import PERMISSIONS, Grants, may_see
+from gateway.auth import PERMISSIONS, Grants, may_see, require_message
 from gateway.routes import GRANTS, Body, answer, query_of, secured
 from gateway.schemas import SETTINGS_BYTES, Name
 from gateway.ui.fields import FIELDS
@@ -327,11 +327,9 @@ class Api:
         numbers = [request.match_info["partition"], request.match_info["offset"]]
         if not all(text.isascii() and text.isdigit() and len(text) <= 18 for text in numbers):
             raise BadValueError("partition and offset are numbers")
-        told = await self._timelines.of(int(numbers[0]), int(numbers[1]))
-        if told.queue:
-            request[GRANTS].require("inspect", told.queue)
-        else:
-            request[GRANTS].require("inspect", None, everywhere=True)
+        place = int(numbers[0]), int(numbers[1])
+        told = await self._timelines.of(*place)
+        require_message(request[GRANTS], *place, told.queue)
         return answer(request, told)
 
     async def settings(self, request: web.Request) -> web.Response:

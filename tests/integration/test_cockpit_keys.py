@@ -213,6 +213,43 @@ def test_each_permission_shows_and_does_what_it_says_and_nothing_else(
     until(lambda: admin.request("GET", f"/v1/queues/{other}/stats").body["ready"] == 1, "nothing was done to the other")
 
 
+def test_no_route_tells_a_narrow_key_the_name_of_a_queue_of_others(cluster: Cluster, admin: Client) -> None:
+    planted, own = f"payroll-{unique('merger')}", unique("shop")
+    admin.request("PUT", f"/v1/queues/{planted}", {"max_receives": 3})
+    admin.send(own, b"mine")
+    places = [(one["partition"], one["offset"]) for one in admin.send(planted, b"ready", b"flight", b"acked", b"dead")]
+    taken = admin.receive(planted, 3)
+    admin.ack(taken[0])
+    admin.request("POST", "/v1/reject", {"receipts": [taken[1]["receipt"]]})
+    until(lambda: admin.request("GET", f"/v1/queues/{planted}.dead/stats").body["ready"], "it is a dead letter", 30)
+    places += [
+        (m["partition"], m["offset"])
+        for m in admin.request("GET", f"/v1/queues/{planted}.dead/messages").body["messages"]
+    ]
+    narrow = Client(cluster.running[0].url, ONLY["inspect"])
+    listed = admin.request("GET", "/v1/openapi.json").body["paths"]
+    paths = {path for path, methods in listed.items() if "get" in methods}
+    assert {"/v1/workers", "/v1/stats", "/v1/messages/{partition}/{offset}"} <= paths
+    paths |= {
+        "/metrics",
+        "/v1/partitions?scope=cluster",
+        "/health/ready",
+        "/v1/stats?prefix=payroll",
+        "/v1/queues?prefix=payroll",
+    }
+    paths |= {f"/ui/api/{rest}" for rest in ("overview", "queues", "queues/{queue}", "settings", "workers", "session")}
+    paths |= {
+        "/ui/api/messages/{partition}/{offset}",
+        "/ui/api/tables/messages/{partition}",
+        "/ui/api/queues?search=payroll",
+    }
+    for path in sorted(paths):
+        for number, offset in places if "{offset}" in path else places[:1]:
+            asked = path.format(queue=own, partition=number, offset=offset, table="messages")
+            answer = narrow.request("GET", asked)
+            assert planted not in json.dumps(answer.body, default=str), (asked, answer.status)
+
+
 def test_a_session_that_is_over_asks_for_the_key_and_goes_on_where_one_was(
     browser: Browser, cluster: Cluster, admin: Client
 ) -> None:
