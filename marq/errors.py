@@ -63,6 +63,10 @@ class DeletedError(RowError):
     """A log begins beyond the position up to which it was read: records were deleted unread."""
 
 
+class UnreadableError(RowError):
+    """No replica has a part of the markers log whole, so nobody can know what happened there."""
+
+
 class RewrittenError(RowError):
     """A log ends before the position up to which it was read, or other records have these offsets now."""
 

@@ -136,7 +136,9 @@ class Auditor(walker.Walker):
 
     def _recover(self, manifest: rows.Manifest) -> None:
         told = self.told
-        self._last_read = LastRead(manifest.position, newest_read_ms(manifest, told.queue_id))
+        self._last_read = LastRead(
+            manifest.position, newest_read_ms(manifest, told.queue_id), tuple(manifest.unreadable)
+        )
         for loss in manifest.lost:
             self._deleted.append(Deleted(loss.log, loss.start, loss.stop, loss.unfinished, given_up=True))
             if not told.accept_loss:
@@ -213,10 +215,11 @@ class Auditor(walker.Walker):
 
     def _check_times(self, envelopes: Sequence[Envelope]) -> None:
         """Check that what the newest manifest counts as read is not newer than all that was read."""
-        position, newest_ms = self._last_read
-        if envelopes[0].offset < position and max(e.timestamp for e in envelopes) > newest_ms:
+        read = self._last_read
+        position = read.position
+        if envelopes[0].offset < position and max(e.timestamp for e in envelopes) > read.newest_ms:
             for envelope in envelopes:
-                if envelope.offset < position and envelope.timestamp > newest_ms:
+                if read.is_newer(envelope.offset, envelope.timestamp):
                     what = f"is newer than all that were read up to {position}, the position of the newest manifest"
                     self._note(Fault("rewritten", envelope.offset, None, what))
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from marq.core.reading import BAD_NAME, UNDECODABLE, Undecodable
+from marq.core.reading import BAD_NAME, UNDECODABLE, Undecodable, Unreadable
 from pipeline.kafka import TIMEOUT_S, Kafka, Offsets
 from pipeline.records import poison as malformed_copies
 
@@ -175,6 +175,10 @@ class _Look:
         self.last = records[-1] if records else self.last
 
     def _keep(self, record: Any) -> None:
+        if type(record) is Unreadable:
+            for offset in range(record.offset, record.stop):
+                self._keep(Undecodable(offset, record.timestamp, None, f"{UNDECODABLE}: {record.reason}"))
+            return
         for i in range(len(self.found) - 1, -1, -1):
             damage = self.found[i]
             if record.offset >= damage.stop:

@@ -72,7 +72,7 @@ async def first_newer(consumer: AIOKafkaConsumer, tp: TopicPartition, start: int
     consumer.seek(tp, start)
     while await consumer.position(tp) < read.position:
         for record in (await consumer.getmany(timeout_ms=500)).get(tp, ()):
-            if record.offset < read.position and record.timestamp > read.newest_ms:
+            if read.is_newer(record.offset, record.timestamp):
                 return int(record.offset)
     return None
 

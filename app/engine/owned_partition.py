@@ -46,6 +46,9 @@ class OwnedPartition:
         "known_end",
         "known_ms",
         "log_end",
+        "look_again_ms",
+        "look_again_pause_ms",
+        "looking",
         "manifest_bytes",
         "number",
         "outbox",
@@ -82,6 +85,9 @@ class OwnedPartition:
         self.watched: dict[str, tuple[int, int, int]] = {}
         self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
         self.manifest_bytes = 0  # of the newest manifest
+        self.looking = False  # at what was unreadable
+        self.look_again_ms = 0  # when it may be looked at again
+        self.look_again_pause_ms = 0
 
     def behind_since_ms(self, end: int, now_ms: int) -> int | None:
         """Since when messages of the queue log are not counted. None: all are, but those of the last `COUNTED_MS`.

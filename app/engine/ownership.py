@@ -32,6 +32,7 @@ from app.engine.owned_partition import OwnedPartition, Receiver
 from app.engine.progress import STUCK_MS, Progress
 from app.engine.read_ahead import ReadAhead
 from app.engine.read_up import LogEnds, ReadUp
+from app.engine.second_looks import SecondLooks
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
 from app.engine.throttle import Throttle
@@ -42,7 +43,14 @@ from marq.clock import now_ms
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.core.recovery import Edges
-from marq.errors import DeletedError, InternalError, NewerRowError, NewerVersionError, RowError
+from marq.errors import (
+    DeletedError,
+    InternalError,
+    NewerRowError,
+    NewerVersionError,
+    RowError,
+    UnreadableError,
+)
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
@@ -153,6 +161,7 @@ class Ownership(Service):
             lambda: {**self.checkpoints.refusals(), **self.transactions.now()},
         )
         self.progress = Progress(app, topics, self.is_unserved)
+        self.second_looks = SecondLooks(self, lambda: now_ms())
         self.changelogs = Changelogs(app, settings)
         self.unread_counter = UnreadCounter(self)
         self.read_up = ReadUp(self.log_ends.ask, topics, self.owned, self.end_due, self.spawn, self.hurry)
@@ -322,6 +331,7 @@ class Ownership(Service):
             self._watched_ms = now
             self.transactions.look()
             self.stalls.look()
+            self.second_looks.look(self.owned)
         self.read_ahead.look()
         self.progress.look_after_some(self.owned, now)
 
@@ -512,7 +522,7 @@ class Ownership(Service):
             self.app.fail(InternalError(f"partition {owned.number}: {owned.owner.reason}"))
             return
         if failed:
-            reason, damaged = owned.owner.reason, not isinstance(error, DeletedError)
+            reason, damaged = owned.owner.reason, not isinstance(error, DeletedError | UnreadableError)
             if damaged:
                 self.log.error("Partition %s is filled again from its changelogs: %s", owned.number, reason)
             owned.outbox.put(owned.owner.take_appends())  # acks, extensions, releases

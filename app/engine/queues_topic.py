@@ -14,6 +14,7 @@ from app.kafka.connection import end_client, kafka_client_args, start_consumer
 from app.settings import Settings
 from app.streaming.faults import has_ended, stop_if_reading_ends
 from app.streaming.fetching import decode_with, said_of
+from marq.core.reading import Unreadable
 from marq.errors import InternalError, UnavailableError
 from marq.text import reason_of
 
@@ -92,7 +93,8 @@ class QueuesTopic:
                     self.read_up.set()
                 for records in (await consumer.getmany(timeout_ms=200)).values():
                     for record in records:
-                        take(record)
+                        if type(record) is not Unreadable:
+                            take(record)
             except KafkaError as exc:
                 self._log.warning("The queues topic can't be read: %r", exc)
                 await asyncio.sleep(READ_AGAIN_S)

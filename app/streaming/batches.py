@@ -25,7 +25,7 @@ from aiokafka.record.legacy_records import LegacyRecordBatch
 from msgspec import Struct
 
 from app.streaming.compression import DecodingError, decompress
-from marq.core.reading import BAD_NAME, UNDECODABLE, Undecodable
+from marq.core.reading import BAD_NAME, UNDECODABLE, Undecodable, Unreadable
 
 _V2 = struct.Struct(">qiibIhiqqqhii")  # the header of a batch, format 2
 _BASE = struct.Struct(">q")
@@ -51,14 +51,15 @@ class FetchedRecord(Struct, gc=False):
 class Fault(NamedTuple):
     """Offsets `[start, stop)` that can't be read, and why. There may be none.
 
-    `batch_stop` is the end of their batch if other readers can't read on inside it; else 0. `read_from` is the broker
-    that had it whole after all; -1: none.
+    `batch_stop` is the end of their batch if other readers can't read on inside it; else 0. `is_flaw`: a disk or the
+    network has done it; then `read_from` is the broker that had it whole after all, or -1.
     """
 
     start: int
     stop: int
     reason: str
     batch_stop: int = 0
+    is_flaw: bool = False
     read_from: int = -1
 
 
@@ -249,13 +250,13 @@ class FetchedRecords:
             elif self.next_fetch_offset not in self._given_up:
                 return
             else:
-                yield from self._give_up(self.next_fetch_offset, flaw.stop, flaw.reason, b"" if flaw.is_gap else raw)
+                yield self._unreadable(flaw.stop, flaw.reason)
             if not flaw.is_gap:
                 at = stop
         self._data = b""
         if self.next_fetch_offset == asked and asked in self._given_up:
             # the position did not advance, so the next fetch would return the same
-            yield from self._give_up(asked, asked + 1, UNUSABLE.reason, data)
+            yield self._unreadable(asked + 1, UNUSABLE.reason)
 
     def _flaw(self, at: int, stop: int, raw: bytes, batch: Any) -> Flaw:
         """What is wrong with the batch at `at` in the data, which ends at `stop`."""
@@ -404,6 +405,12 @@ class FetchedRecords:
         if base <= self.next_fetch_offset or beyond or length <= 0 or self._data[at + _MAGIC_OFFSET] > 2:
             return None
         return int(base)
+
+    def _unreadable(self, stop: int, reason: str) -> Unreadable:
+        """Give up what lies from here up to `stop`, because of a flaw."""
+        start, self.next_fetch_offset = self.next_fetch_offset, stop
+        self._on_fault(Fault(start, stop, reason, stop, is_flaw=True))
+        return Unreadable(start, self._timestamp, stop, reason)
 
     def _give_up(
         self, start: int, stop: int, reason: str, raw: bytes, timestamp: int | None = None

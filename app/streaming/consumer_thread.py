@@ -28,7 +28,7 @@ from app.streaming.batches import Fault, FetchedRecord
 from app.streaming.chunks import Chunk, Reader
 from app.streaming.faults import is_expected, stop_if_reading_ends, stop_on_faults
 from app.streaming.fetch_plan import FetchPlan
-from app.streaming.fetching import decode_with, said_of
+from app.streaming.fetching import Decoder, decode_with, said_of
 from app.streaming.gathering import Gathering
 from app.streaming.paced_client import PacedClient
 from marq.errors import BrokerError, InternalError
@@ -63,6 +63,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self._committing: asyncio.Future[Any] | None = None
         self._leaving: asyncio.Future[None] | None = None
         self.plan: FetchPlan | None = None
+        self.decoder: Decoder | None = None
         self.gathering = Gathering(self.call_soon)
 
     @property
@@ -97,6 +98,13 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         # Faust's check compares the wall clock with the monotonic one and reports paused partitions as stuck.
         return None
 
+    async def read_again(self, tp: TP, start: int, stop: int) -> tuple[int, list[Any]]:
+        """See `Decoder.read_again`. Raises `KafkaError`, `RuntimeError` if the thread has stopped."""
+        if self.decoder is None:
+            return start, []
+        reading = self.decoder.read_again(TopicPartition(*tp), start, stop)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(reading, self.thread_loop))
+
     # -- in this thread
 
     def leave_group(self) -> None:
@@ -129,7 +137,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         stop_if_reading_ends(self._ensure_consumer(), self._fail_worker)
         fetcher = self._ensure_consumer()._fetcher
         fetcher._client = PacedClient(fetcher._client)
-        decode_with(
+        self.decoder = decode_with(
             self._ensure_consumer(), self._chunked.__contains__, self._on_fault, self.app.contiguous_topics.__contains__
         )
         self.plan = FetchPlan(fetcher, self._chunked, WHOLE_FETCH_WAIT_MS)

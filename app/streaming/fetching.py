@@ -20,6 +20,7 @@ from aiokafka.protocol.fetch import FetchRequest
 
 from app.streaming.batches import BASE_LENGTH, UNUSABLE, Fault, FetchedRecords, Flaw, below
 from app.streaming.fetch_plan import PlannedRequest
+from marq.core.reading import Unreadable
 
 #: Bytes that a fetch of a partition may ask for if a batch is larger than usual.
 FETCH_MAX_BYTES = 64 * 1024 * 1024
@@ -207,7 +208,7 @@ class Decoder:
         self, assignment: Any, tp: TopicPartition, position: int, answer: Answer, flaw: Flaw, awaited: FetchResult
     ) -> None:
         fetcher = self._fetcher
-        found = await self.whole(tp, position)
+        found, _ = await self._whole(tp, position, ROUNDS)
         if fetcher._records.get(tp) is not awaited:
             return  # a seek or a rebalance came in between
         del fetcher._records[tp]
@@ -219,28 +220,51 @@ class Decoder:
             node_id, whole = found
             # behind the flaw the leader's log is good, or has a flaw that must be named as well
             stop, data = below(whole.data, max(position + 1, flaw.stop) if answer.data else END)
-            self._on_fault(tp, Fault(position, position, flaw.reason, stop, node_id))
+            self._on_fault(tp, Fault(position, position, flaw.reason, stop, True, node_id))
             self._put(assignment, tp, self._decoded(tp, position, whole._replace(data=data)))
         self._stuck.pop(tp, None)
         for waiter in fetcher._fetch_waiters:
             fetcher._notify(waiter)
 
-    async def whole(self, tp: TopicPartition, position: int) -> tuple[int, Answer] | None:
-        """The answer of the first replica that has no flaw at a position, and its number. None if none has it whole."""
-        client, pause_s = self._client, ROUND_S
-        for _ in range(ROUNDS):
+    async def read_again(self, tp: TopicPartition, start: int, stop: int) -> tuple[int, list[Any]]:
+        """The records of what can be read now in `[start, stop)`, from any replica, and the position behind them.
+
+        At most one answer of a broker is read. What no replica has whole is among them as `Unreadable`.
+        """
+        records: list[Any] = []
+        while start < stop:
+            found, flaw = await self._whole(tp, start, 1)
+            if found is not None:
+                fetched = self._decoded(tp, start, found[1])
+                records += [record for record in fetched if record.offset < stop]
+                return max(fetched.next_fetch_offset, start), records
+            if flaw is None:
+                break  # nobody has answered
+            behind = min(max(flaw.stop, start + 1), stop)
+            records.append(Unreadable(start, -1, behind, flaw.reason))
+            start = behind
+        return start, records
+
+    async def _whole(
+        self, tp: TopicPartition, position: int, rounds: int
+    ) -> tuple[tuple[int, Answer] | None, Flaw | None]:
+        """The first replica that has no flaw at a position, and its answer; else None, and the flaw of another one."""
+        client, pause_s, known = self._client, ROUND_S, None
+        for left in reversed(range(rounds)):
             silent = False
             for node_id in _replicas(client.cluster, tp):
                 answer = await client.ask(node_id, tp, position, self._fetcher._max_partition_fetch_bytes)
                 if answer is None or (not answer.data and not answer.error):
                     silent = True  # away, or a follower that does not have it yet
-                elif self._decoded(tp, position, answer).first_flaw() is None:
-                    return node_id, answer
-            if not silent:
+                elif (flaw := self._decoded(tp, position, answer).first_flaw()) is None:
+                    return (node_id, answer), None
+                elif known is None or flaw.stop > known.stop:
+                    known = flaw
+            if not silent or not left:
                 break
             await asyncio.sleep(pause_s)
             pause_s *= 2
-        return None
+        return None, known
 
 
 def decode_with(
@@ -262,11 +286,14 @@ def decode_with(
 
 def said_of(tp: TopicPartition, fault: Fault) -> str:
     """A fault as a line for the log."""
-    if fault.read_from < 0:
+    where = f"{tp.topic}:{tp.partition} [{fault.start}, {fault.batch_stop or fault.stop})"
+    if not fault.is_flaw:
         return f"{tp.topic}:{tp.partition} [{fault.start}, {fault.stop}) can't be decoded: {fault.reason}"
+    if fault.read_from < 0:
+        return f"{where} can't be read, no replica has it whole ({fault.reason}): it is looked at again"
     return (
-        f"{tp.topic}:{tp.partition} [{fault.start}, {fault.batch_stop}) is damaged on the disk of a broker, or was on "
-        f"the way ({fault.reason}): read from broker {fault.read_from}"
+        f"{where} is damaged on the disk of a broker, or was on the way ({fault.reason}): "
+        f"read from broker {fault.read_from}"
     )
 
 

@@ -159,6 +159,10 @@ class ChunkConsumer(driver.Consumer):
         assignment = subscription.assignment if subscription is not None else None
         return assignment._tp_state if assignment is not None else {}
 
+    async def read_again(self, tp: TP, start: int, stop: int) -> tuple[int, list[Any]]:
+        """What can be read now of `[start, stop)`, from any replica, and the position behind it; reading goes on."""
+        return await self._thread.read_again(tp, start, stop)
+
     def _reader(self, tp: TP, generation: int | None) -> Reader | None:
         reader = self._thread.readers.get(tp)
         current = self.app.consumer_generation_id

@@ -4,6 +4,7 @@
                                                      row. Delivery, and whether it is a duplicate: page
     of a message that will be read again             delivery: markers row. That it is done: manifest
     ids and origins of messages                      dedup and origins rows
+    what is unreadable, and what was read of it      that it is: manifest. Delivery: markers row. It is read again
     clocks, own marker, delivery number, purges,     manifest
     counters, losses that a user accepted
 
@@ -60,7 +61,7 @@ class Checkpoint(NamedTuple):
     rows: list[Row]
     manifest: bytes
     obsolete: list[str]
-    position: int
+    position: int  # of the queue topic: nothing below it is read again
     markers_position: int
     partial: bool = False  # there was more to write than one checkpoint may: make the next one at once
 
@@ -123,9 +124,10 @@ class Checkpoints(Restoring):
             tick_ms=self.tick_ms,
             newest_ms=self.newest_ms,
             world=self.world,
+            unreadable=self.missed.within(0, self.persisted),
         )
         encoded = rows.encode_manifest(manifest)
-        return Checkpoint(new_rows, encoded, obsolete, self.persisted, self.markers_position, partial)
+        return Checkpoint(new_rows, encoded, obsolete, self.needed_from, self.markers_position, partial)
 
     def _check_rows(self, new_rows: Sequence[Row], named: dict[str, int], obsolete: Sequence[str]) -> None:
         """No row that is named or new is deleted, and each new row is named by the manifest or by a page.
@@ -174,7 +176,7 @@ class Checkpoints(Restoring):
         return self._ticks >= TICKS_MAX or self._written != self._extent()
 
     def _extent(self) -> tuple[int, ...]:
-        return (self.persisted, self.position, self.markers_position - self._ticks, self.own)
+        return (self.persisted, self.position, self.markers_position - self._ticks, self.own, len(self.missed))
 
     def _new_position(self, now_ms: int, window_offsets: int, persist_after_ms: int) -> int:
         """The offset below which each unfinished message has to have its payload in a segment."""
@@ -216,6 +218,10 @@ class Checkpoints(Restoring):
         if batch:
             self._add_segment(epoch, batch, new_rows)
         self._dirty.update({block_of(offset) for offset in above[:count]})
+        if self.missed:
+            for offset in above[:count]:
+                self.missed.discard(offset, offset + 1)
+            self._keep_purges()
         waiting = above[count:]
         # everything below the first message that may still be read again is done or in a segment
         self.persisted = max(position, waiting[0] if waiting else self.position)
@@ -390,10 +396,11 @@ class Checkpoints(Restoring):
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
         """Returns which offsets of a dirty block to examine: all above the position, or those delivered, if fewer."""
         deliveries, persisted = self.deliveries, self.persisted
-        if len(dirty) << state.BLOCK_BITS < 4 * len(deliveries) or len(dirty) < 8:
+        missed = self.missed
+        if not missed and (len(dirty) << state.BLOCK_BITS < 4 * len(deliveries) or len(dirty) < 8):
             return lambda block: range(max(block << state.BLOCK_BITS, persisted), (block + 1) << state.BLOCK_BITS)
         blocks: dict[int, list[int]] = {}
-        for offset in sorted([o for o in deliveries if o >= persisted]):
+        for offset in sorted([o for o in deliveries if o >= persisted or o in missed]):
             blocks.setdefault(block_of(offset), []).append(offset)
         return lambda block: blocks.get(block, ())
 
@@ -409,6 +416,8 @@ class Checkpoints(Restoring):
         if start < self.position:
             gaps += (start, self.position)
         done = RangeSet(gaps)
+        for start, stop in zip(*[iter(self.missed.within(self.persisted, self.position))] * 2, strict=True):
+            done.discard(start, stop)
         for start, stop in zip(*[iter(self.ahead.ranges())] * 2, strict=True):
             done.add(start, stop)
         return done.ranges()

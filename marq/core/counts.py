@@ -53,7 +53,7 @@ class Counting(State):
         """Messages have another state now; those that were not read yet don't count."""
         if old is new or not offsets:
             return
-        if len(self.counts) == 1 and self._highest_delivered < self.position and not self.duplicates:
+        if len(self.counts) == 1 and self._highest_delivered < self.position and not (self.duplicates or self.missed):
             # they are all of one queue, and were read: what most partitions are like costs least
             (counts,) = self.counts.values()
             self._count_state(counts, old, -len(offsets))

@@ -172,6 +172,14 @@ class Recent:
                     return True
         return False
 
+    def is_near(self, digest: bytes, timestamp_ms: int) -> bool:
+        """True if an id was accepted less than the window before or after this time. Nothing is remembered."""
+        found = self._by_digest.get(digest)
+        if found is None:
+            return False
+        numbers = (found,) if type(found) is int else found
+        return any(abs(timestamp_ms - self._times[n - self._base]) < self._window_ms for n in numbers)  # type: ignore[union-attr]
+
     def pass_time(self, offset: int, timestamp_ms: int) -> None:
         """A chunk of the log was read, with this last record."""
         if not self._by_digest:

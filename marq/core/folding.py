@@ -210,7 +210,7 @@ class Folding(Reading):
             clock_ms = self.clock_ms
             if not delivery:
                 deliveries = {}  # the receipt of no delivery
-            plain = not (self.delays or self.ttls or self.poison or self.duplicates)
+            plain = not (self.delays or self.ttls or self.poison or self.duplicates or self.missed)
             persisted, size, topic = self.persisted, 0, self.queue_id is not None
             last_key: bytes | None = None  # of a run of messages that shared a delivery and a queue …
             last, counts, run, state = None, None, 0, MessageState.READY
@@ -314,7 +314,7 @@ class Folding(Reading):
             self._moved(effect)
         if self.named.get(m.queue, m.before) < m.before:
             del self.named[m.queue]
-        if m.before > self.position:
+        if m.before > (self.missed.first() if self.missed else self.position):
             self.purges[m.queue] = max(m.before, self.purges.get(m.queue, 0))
             if self.unread.stop > self.position:
                 self.unread.purge(m.queue, m.before, self.position)
@@ -325,8 +325,8 @@ class Folding(Reading):
         """True if ``offset`` is not done. A parked message gets an entry of its own, because its state changes."""
         if offset in self.messages:
             return True
-        if offset >= self.position:
-            return offset not in self.ahead
+        if self.is_unread(offset):
+            return True
         if offset < self.persisted:
             segment = self.segments.unpark(offset)
             if segment is not None:
@@ -337,15 +337,21 @@ class Folding(Reading):
     def _drop(self, offset: int) -> None:
         """``offset`` is done."""
         record = self.messages.pop(offset, None)
+        missed = bool(self.missed) and offset in self.missed
+        if missed:
+            self.missed.discard(offset, offset + 1)
+            self._keep_purges()
         if record is None:
             if offset >= self.position:
                 self.ahead.add(offset, offset + 1)
                 if offset < self.unread.stop:
                     self.unread.end(offset)
                 return
+            if missed:
+                return
             self.segments.unpark(offset)
         elif type(record) is not Segment:
             self.bytes -= size_of(record)
-        if offset < self.persisted:
+        if offset < self.persisted and not missed:
             self.segments.finish(offset)
         self._forget(offset)

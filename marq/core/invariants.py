@@ -62,12 +62,15 @@ def positions(p: State) -> None:
     """The positions of reading, folding and persisting agree."""
     if not 0 <= p.persisted <= p.position:
         _broken(p, f"persisted up to {p.persisted}, read up to {p.position}")
+    missed = p.missed.ranges()
+    if missed and missed[-1] > p.position:
+        _broken(p, f"{missed[-1] - 1} is noted as unreadable, reading is at {p.position}")
     if p.ahead and p.ahead.first() < p.position:
         _broken(p, f"{p.ahead.first()} is noted as done ahead of reading, which is at {p.position}")
     if p.own >= p.markers_position or p.delivery < 0:
         _broken(p, f"own marker {p.own}, delivery {p.delivery}, markers folded up to {p.markers_position}")
     for queue, before in p.purges.items():
-        if before <= p.position:
+        if before <= (p.missed.first() if p.missed else p.position):
             _broken(p, f"purge of {queue!r} below {before} is kept, reading is at {p.position}")
     if p.bytes < 0:
         _broken(p, f"{p.bytes} bytes of payload")
@@ -81,7 +84,10 @@ def messages(p: State, most: int | None = None) -> None:
         if type(record) is not Segment and record.offset != offset:
             _broken(p, f"message {offset} has the record of {record.offset}")
         segment = p.segments.find(offset) if offset < p.persisted else None
-        if segment is None:
+        if offset in p.missed:
+            if type(record) is Segment or (segment is not None and segment.is_loose(offset)):
+                _broken(p, f"message {offset} was unreadable, and is in a segment")
+        elif segment is None:
             if offset < p.persisted or type(record) is Segment:
                 _broken(p, f"message {offset} is in no segment, persisted up to {p.persisted}")
         elif not segment.is_loose(offset) or (type(record) is Segment and record is not segment):
@@ -99,8 +105,7 @@ def messages(p: State, most: int | None = None) -> None:
 def deliveries(p: State, most: int | None = None) -> None:
     """A delivery belongs to an unfinished message, and its epoch and number were folded."""
     for offset, delivered in _some(p.deliveries.items(), most):
-        done = offset not in p.messages if offset < p.position else offset in p.ahead
-        if done:
+        if offset not in p.messages and not p.is_unread(offset):
             _broken(p, f"{offset} is done, and has a delivery {delivered.as_tuple()}")
         if (delivered.epoch, delivered.delivery) > (p.own, p.delivery):
             _broken(p, f"{offset} has a delivery {delivered.as_tuple()} after the last one, {p.own}/{p.delivery}")
@@ -110,7 +115,8 @@ def deliveries(p: State, most: int | None = None) -> None:
             _broken(p, f"{offset} is delivered, the highest is {p._highest_delivered}")
         if not _is_among(offset, delivered):
             _broken(p, f"{offset} has a delivery that is not of it: {delivered.as_tuple()}")
-        if offset >= p.persisted and block_of(offset) not in p._dirty and block_of(offset) not in p._marker_rows:
+        in_block = offset >= p.persisted or offset in p.missed
+        if in_block and block_of(offset) not in p._dirty and block_of(offset) not in p._marker_rows:
             _broken(p, f"the delivery of {offset} is in no row, and is not to be written")
 
 

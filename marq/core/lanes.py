@@ -140,14 +140,14 @@ class Lanes(Counting):
     def _is_one_ahead(self) -> bool:
         """True if a message that was not read yet is with a receiver, or may be again."""
         position, deliveries = self.position, self.deliveries
-        if self._highest_delivered < position:
+        if self._highest_delivered < position and not self.missed:
             return False
         delivered = deliveries.get(self._one_ahead)
-        if self._one_ahead >= position and delivered is not None and delivered.leased:
+        if delivered is not None and delivered.leased and self.is_unread(self._one_ahead):
             return True
         # seldom: the one that was known has ended, been given back or been read
         self._highest_delivered = max(deliveries, default=-1)
-        self._one_ahead = max((o for o, h in deliveries.items() if o >= position and h.leased), default=-1)
+        self._one_ahead = max((o for o, h in deliveries.items() if h.leased and self.is_unread(o)), default=-1)
         return self._one_ahead >= 0
 
     def _deliver_again(self) -> None:

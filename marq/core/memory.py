@@ -47,6 +47,8 @@ class Memory(Folding):
                 break
             if offset >= self.persisted or type(record) is Segment or offset in self.reserved:
                 continue
+            if self.missed and offset in self.missed:
+                continue  # it is in no segment
             delivered = self.deliveries.get(offset)
             state = MessageState.READY if delivered is None else delivered.state_at(self.clock_ms)
             if state is MessageState.IN_FLIGHT:

@@ -27,12 +27,12 @@ from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.partition import Partition
 from marq.core.policies import DEFAULT_LIMITS, Limits, QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
-from marq.core.reading import Undecodable
+from marq.core.reading import Undecodable, Unreadable
 from marq.core.recovery import Deleted, Edges, deleted_unread, pass_deleted, recovering
 from marq.core.starts import Pending, Starts
 from marq.core.state import no_rows
 from marq.core.ticker import TICK_MAX_MS, Ticker
-from marq.errors import InternalError, MarkerError, NewerVersionError, RowError
+from marq.errors import InternalError, MarkerError, NewerVersionError, RowError, UnreadableError
 
 #: Milliseconds without a marker, while a checkpoint waits for its ticks, after which Kafka or this process stood still.
 OUTAGE_MS = 5 * TICK_MAX_MS
@@ -303,17 +303,32 @@ class Owner:
             self.ticker.read(position, new, now_ms, since_ms)
         return self.partition.ingest(start, stop, records)
 
+    def read_again(self, start: int, stop: int, records: Sequence[Any]) -> None:
+        """Take up records in ``[start, stop)``, where something was unreadable when reading passed it."""
+        self._touch()
+        if self.phase is not Phase.FAILED:
+            self.partition.read_again(start, stop, records)
+
     def read_markers(self, start: int, stop: int, records: Iterable[Any], now_ms: int) -> bool:
         """Fold a chunk of the markers topic: records with offset, timestamp and value.
 
         Returns False if it begins too late: seek to ``partition.markers_position``. The owner is ``STOPPED`` in front
-        of a record of a later protocol version: it can't know who owns the partition from there on.
+        of a record of a later protocol version: it can't know who owns the partition from there on. In front of
+        records that no replica has whole it has ``FAILED``, as an own marker or an end may be among them.
         """
         if self.phase is Phase.FAILED:
             return True
         if self.phase is Phase.CLAIMING or start > self.partition.markers_position:
             return False
         for record in records:
+            if type(record) is Unreadable and record.stop > self.partition.markers_position:
+                self._fold_acked(now_ms)  # it may know them all
+                if record.stop > self.partition.markers_position:
+                    self.partition.damage = UnreadableError(
+                        f"the records [{record.offset}, {record.stop}) of the markers topic can't be read from any "
+                        f"replica ({record.reason}); `python -m app repair --partition {self.number}` names them"
+                    )
+                    return True
             if record.offset < self.partition.markers_position:
                 continue
             known = self._acked.pop(record.offset, None)

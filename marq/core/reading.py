@@ -53,6 +53,18 @@ class Undecodable(NamedTuple):
     headers: tuple[tuple[str, bytes], ...] = ((H_POISON, b""),)  # not empty: no record of the plain kind
 
 
+class Unreadable(NamedTuple):
+    """Stands for the records in ``[offset, stop)``, which no replica has whole at present: see :attr:`State.missed`."""
+
+    offset: int
+    timestamp: int
+    stop: int
+    reason: str
+    value: None = None
+    key: None = None
+    headers: tuple[tuple[str, bytes], ...] = ((H_POISON, b""),)  # not empty: no record of the plain kind
+
+
 class Facts(NamedTuple):
     """What key and headers of a record say. ``ttl_ms`` 0: the message is kept until it is done."""
 
@@ -78,7 +90,7 @@ class Reading(Lanes):
         """Take up a chunk of the queue topic: ``records`` and the fetch positions before and after it.
 
         Returns False, and changes nothing, if the chunk begins beyond what has been read: seek back. Offsets in
-        ``[start, stop)`` without a record are done.
+        ``[start, stop)`` without a record are done. What is :class:`Unreadable` is passed, and stays unfinished.
         """
         position = self.position
         if start > position:
@@ -92,6 +104,8 @@ class Reading(Lanes):
         for record in records:
             offset = record.offset
             if offset < position:
+                if type(record) is Unreadable and record.stop > position:
+                    expected = self._miss(position, record.stop)
                 continue
             if offset != expected:
                 self._absent(expected, offset)
@@ -99,7 +113,10 @@ class Reading(Lanes):
             value = record.value
             payload_bytes = len(value) if value is not None else 0
             if not plain or record.headers or payload_bytes > PLAIN_MAX_BYTES:
-                self._take_up(record)
+                if type(record) is Unreadable:
+                    expected = self._miss(offset, record.stop)
+                else:
+                    self._take_up(record)
                 continue
             if record.key != last_key:
                 if counts is not None:
@@ -135,8 +152,7 @@ class Reading(Lanes):
         self.position = stop
         if self.ahead:
             self.ahead.discard(0, stop)
-        if self.purges:
-            self.purges = {queue: before for queue, before in self.purges.items() if before > stop}
+        self._keep_purges()
         if self._held_up and not self._is_one_ahead():
             self._deliver_again()
         if self._listed > self._listed_max:
@@ -184,6 +200,8 @@ class Reading(Lanes):
 
     def _count_one(self, record: Any) -> None:
         """Count an unread record that may have anything special, as :meth:`_take_up` will see it."""
+        if type(record) is Unreadable:
+            return  # nobody knows what it is
         offset, unread, stamp_ms = record.offset, self.unread, record.timestamp
         facts = self._facts_of(record, None if type(record) is Undecodable else self._name_of(record.key))
         if type(facts) is not Facts:
@@ -215,6 +233,7 @@ class Reading(Lanes):
         if stop >= unread.stop:
             unread.begin(stop)
             return
+        records = [record for record in records if type(record) is not Unreadable]
         special = self.ahead or self.purges or self.poison or self.duplicates or self.delays or self.elapsed
         if not (special or unread.delivered):
             for key, number in Counter(record.key for record in records if record.offset >= position).items():
@@ -232,17 +251,70 @@ class Reading(Lanes):
     def _name_of(self, key: bytes | None) -> str | None:
         return self.queue_id if self.queue_id is not None else queue_of_key(key)
 
-    def _take_up(self, record: Any) -> None:
-        """Take up one record that may have anything special: headers, a size near the limit, an earlier end."""
+    def read_again(self, start: int, stop: int, records: Sequence[Any]) -> None:
+        """Take up what was read of ``[start, stop)``, of which a part was unreadable when reading passed it.
+
+        Its records take their places as if they had been read in time, but for two things: later messages of their
+        queues may have been delivered before them, and their ids count only against those of others.
+        """
+        expected = start
+        for record in records:
+            if type(record) is Unreadable:
+                self._absent_again(expected, record.offset)
+                expected = max(expected, record.stop)
+                continue
+            offset = record.offset
+            if not start <= offset < stop:
+                continue
+            self._absent_again(expected, offset)
+            expected = offset + 1
+            self.newest_ms = max(self.newest_ms, record.timestamp)
+            if offset in self.missed and offset not in self.messages:
+                self._take_up(record, late=True)
+        self._absent_again(expected, stop)
+        self._keep_purges()
+        if self._held_up and not self._is_one_ahead():
+            self._deliver_again()
+
+    def _miss(self, start: int, stop: int) -> int:
+        """What lies in ``[start, stop)`` can't be read: it stays unfinished, except what is done by its markers."""
+        done = self.ahead.within(start, stop)
+        self.missed.add(start, stop)
+        for first, behind in zip(done[::2], done[1::2], strict=True):
+            self.missed.discard(first, behind)
+        return stop
+
+    def _absent_again(self, start: int, stop: int) -> None:
+        """Of what was unreadable, the log has no records in ``[start, stop)``."""
+        missing = self.missed.within(start, stop)
+        for first, behind in zip(missing[::2], missing[1::2], strict=True):
+            for offset in range(first, behind):
+                if offset not in self.messages:
+                    self.missed.discard(offset, offset + 1)
+                    if self.deliveries.pop(offset, None) is not None:
+                        self._dirty.add(block_of(offset))
+
+    def _keep_purges(self) -> None:
+        """Keep those purges that may concern unread messages."""
+        if self.purges:
+            unread = self.missed.first() if self.missed else self.position
+            self.purges = {queue: before for queue, before in self.purges.items() if before > unread}
+
+    def _take_up(self, record: Any, late: bool = False) -> None:
+        """Take up one record that may have anything special: headers, a size near the limit, an earlier end.
+
+        ``late``: later records were read before it.
+        """
         offset = record.offset
         facts = self._facts_or_poison(record)
-        duplicate = type(facts) is Facts and self._is_duplicate(facts, record)
+        duplicate = type(facts) is Facts and self._is_duplicate(facts, record, late)
         if offset in self.ahead:
             return
         if type(facts) is Facts:
             if offset < self.purges.get(facts.queue, 0):
                 if self.deliveries.pop(offset, None) is not None:
                     self._dirty.add(block_of(offset))
+                self.missed.discard(offset, offset + 1)
                 return
             if duplicate:
                 self.duplicates.add(offset)
@@ -261,6 +333,12 @@ class Reading(Lanes):
                 self._push(offset, delivered.receives)
             elif self._fifo or self._apart is not None:
                 self._note_out(backlog.name, offset)  # its group must not go on before it
+            return
+        if late:
+            if backlog.fifo:
+                self._push_in_order(backlog, offset)
+            elif offset not in self.delays:
+                self._push(offset, 0)
             return
         if offset in self.delays:
             if not (facts.group or backlog.fifo):
@@ -341,10 +419,17 @@ class Reading(Lanes):
             self._delayed = [(due, o) for o, due in self.delays.items()]
             heapify(self._delayed)
 
-    def _is_duplicate(self, facts: Facts, record: Any) -> bool:
-        """True if it was sent before, or is a second copy. Call it once for each record, in order."""
+    def _is_duplicate(self, facts: Facts, record: Any, late: bool = False) -> bool:
+        """True if it was sent before, or is a second copy. Call it once for each record, in order unless ``late``."""
         offset: int = record.offset
         duplicate = False
+        if late:
+            # one that was read in its turn counts, though it was sent later; both would be delivered otherwise
+            if facts.dedup is not None:
+                duplicate = self.recent.is_near(digest_of(facts.queue, facts.dedup), record.timestamp)
+            if facts.origin is not None:
+                duplicate |= self.origins.is_near(origin_digest(facts.origin), record.timestamp)
+            return duplicate
         if facts.dedup is not None:
             duplicate = self.recent.is_duplicate(digest_of(facts.queue, facts.dedup), offset, record.timestamp)
         if facts.origin is not None:

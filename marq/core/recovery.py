@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from marq.core import rows
 from marq.core.partition import Partition
-from marq.core.ranges import count
+from marq.core.ranges import RangeSet, count
 from marq.core.restoring import newest_read_ms
 from marq.core.world import World
 from marq.errors import DeletedError, RewrittenError
@@ -77,10 +77,15 @@ def recovering(
 
 
 class LastRead(NamedTuple):
-    """Up to which offset the newest manifest has read the queue topic, and the greatest timestamp there."""
+    """What the newest manifest has read of the queue topic: up to which offset, and the greatest timestamp there."""
 
     position: int
     newest_ms: int
+    unreadable: tuple[int, ...] = ()  # ranges below the position: not read
+
+    def is_newer(self, offset: int, timestamp_ms: int) -> bool:
+        """True if a record lies where others were read, and is newer than all of them."""
+        return offset < self.position and timestamp_ms > self.newest_ms and offset not in RangeSet([*self.unreadable])
 
 
 def newest(manifests: Iterable[bytes], world: World | None) -> rows.Manifest | None:
@@ -91,7 +96,7 @@ def newest(manifests: Iterable[bytes], world: World | None) -> rows.Manifest | N
 
 def last_read(manifest: rows.Manifest, queue_id: str | None = None) -> LastRead:
     """What the owner that wrote a manifest had read of the queue topic."""
-    return LastRead(manifest.position, newest_read_ms(manifest, queue_id))
+    return LastRead(manifest.position, newest_read_ms(manifest, queue_id), tuple(manifest.unreadable))
 
 
 class Deleted(NamedTuple):

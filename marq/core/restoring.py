@@ -129,6 +129,7 @@ class Restoring(Deliveries):
         self.own = manifest.own
         self.delivery = manifest.delivery
         self.purges = dict(manifest.purges)
+        self.missed = RangeSet(manifest.unreadable)
         self.counters = Counter(manifest.counters)
         self.lost = list(manifest.lost)
         self.world = manifest.world

@@ -181,6 +181,7 @@ class Manifest(msgspec.Struct):
     newest_ms: int | None = None  # greatest timestamp of the queue topic's records that were read; None: not known
     world: World | None = None  # of the logs that it was made from; None: not known
     told_ms: int | None = None  # what the clock of the markers topic showed at ``broker_ms``; None: the same
+    unreadable: Ranges = []  # below ``position``, unfinished: could not be read in time, and are in no row
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -16,7 +16,7 @@ from marq.core import dedup, rows
 from marq.core.backlog import Backlog, Lane, group_number
 from marq.core.dedup import Recent
 from marq.core.policies import QUEUE_NAME_MAX
-from marq.core.ranges import RangeSet
+from marq.core.ranges import Ranges, RangeSet
 from marq.core.segment_list import SegmentList
 from marq.core.segments import Segment
 from marq.core.unread import Unread
@@ -167,6 +167,9 @@ class State:
         self.messages: dict[int, Any] = {}  # unfinished offset -> record, or its Segment when the payload is on disk
         self.deliveries: dict[int, DeliveryState] = {}  # unfinished offset -> its state, once it was delivered
         self.ahead = RangeSet()  # done at or above ``position``
+        # below ``position``, unfinished, and could not be read when reading got there: in no segment. Those that were
+        # read since are in ``messages``, too
+        self.missed = RangeSet()
         self.segments = SegmentList()
         self.purges: dict[str, int] = {}
         self.counters: Counter[str] = Counter()
@@ -318,9 +321,30 @@ class State:
             return delivered.state_at(self.clock_ms)
         if offset in self.delays:
             return MessageState.DELAYED
-        if offset in self.messages or (offset >= self.position and offset not in self.ahead):
+        if offset in self.messages or self.is_unread(offset):
             return MessageState.READY
         return MessageState.DONE if self.segments.queue_of(offset) is None else MessageState.READY
+
+    def is_unread(self, offset: int) -> bool:
+        """True if ``offset`` is not done, and its record, if there is one, was not read."""
+        if offset >= self.position:
+            return offset not in self.ahead
+        return bool(self.missed) and offset in self.missed and offset not in self.messages
+
+    def unreadable(self) -> Ranges:
+        """What can't be read at present, below the position: neither delivered nor done."""
+        if not self.missed:
+            return []
+        left = RangeSet(self.missed.ranges())
+        for offset in self.messages:
+            if offset in left:
+                left.discard(offset, offset + 1)
+        return left.ranges()
+
+    @property
+    def needed_from(self) -> int:
+        """The first offset of the queue topic that may have to be read again by whoever restores what was written."""
+        return min(self.persisted, self.missed.first()) if self.missed else self.persisted
 
     def is_ready(self, offset: int) -> bool:
         """True if ``offset`` may be delivered now: it is ready, not reserved, no duplicate and no poison."""

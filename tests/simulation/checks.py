@@ -395,11 +395,12 @@ class Checks:
             state = at(offset, p.markers_position) if offset in history else None
             delivered = deliveries.get(offset)
             here = offset in messages
+            unread = offset >= position or (offset in p.missed and not here)
             if type(state) is str:
-                if offset >= position and offset < p.purges.get(message.queue or "", 0):
+                if unread and offset < p.purges.get(message.queue or "", 0):
                     held += delivered is not None
                     continue  # it will be dropped when it is read
-                if here or delivered is not None or offset in parked or (offset >= position and offset not in p.ahead):
+                if here or delivered is not None or offset in parked or (unread and offset not in p.ahead):
                     where = f"here: {here}, delivered: {delivered}, ahead: {offset in p.ahead}, position {position}"
                     self._bad("G2 undead", f"{who}: offset {offset} is {state} in the log, not in memory ({where})")
                 continue
@@ -408,14 +409,14 @@ class Checks:
             if offset >= position:
                 if here or offset in p.ahead:
                     self._bad("G1 lost", f"{who}: offset {offset} is not read yet, but known")
-            elif not here and offset not in parked:
+            elif not here and offset not in parked and not unread:
                 self._bad("G1 lost", f"{who}: offset {offset} is unfinished in the log, but not in memory: {message}")
             if (delivered.as_tuple() if delivered is not None else None) != state:
                 self._bad(
                     "G4 state", f"{who}: offset {offset} is {delivered and delivered.as_tuple()}, the log says {state}"
                 )
             held += delivered is not None
-            if offset >= position:
+            if unread:
                 continue
             unfinished += 1
             delayed = bool(message.due_ms) and state is None and not message.duplicate and not message.poison
@@ -483,7 +484,8 @@ class Checks:
             value = sim.changelogs[rows.table_of(key)].content.get(key)
             if value is None or rows.checksum(value) != checksum:
                 self._bad("G1 rows", f"the manifest of epoch {newest.epoch} names {key}, which is gone")
-        if (sim.queue.start > newest.position and not sim.retained) or sim.markers.start > newest.markers_position:
+        needed = min([newest.position, *newest.unreadable])
+        if (sim.queue.start > needed and not sim.retained) or sim.markers.start > newest.markers_position:
             self._bad("G1 log start", f"the logs begin at {sim.queue.start}, {sim.markers.start}, beyond {newest}")
 
     def _newest(self) -> rows.Manifest | None:
@@ -563,6 +565,7 @@ class Checks:
                 "messages": p.messages,
                 "deliveries": p.deliveries,
                 "ahead": list(p.ahead),
+                "missed": list(p.missed),
                 "reserved": p.reserved,
                 "bytes": p.bytes,
                 "segments": list(p.segments),

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from marq.core.ranges import RangeSet
+from marq.core.reading import Unreadable
 from marq.core.recovery import Edges, last_read, newest
 from marq.core.rows import Record
 
@@ -19,6 +21,7 @@ class Log:
         self.end = 0
         self.records: list[Record] = []
         self._offsets: list[int] = []
+        self.rotten = RangeSet()  # what no replica has whole at present
 
     def append(self, record: Record) -> None:
         """``record.offset`` is at or after the end: what is between is a hole."""
@@ -32,7 +35,13 @@ class Log:
         i = bisect_left(self._offsets, position)
         found = self.records[i : i + limit]
         i += len(found)
-        return (self._offsets[i] if i < len(self._offsets) else self.end), found
+        stop = self._offsets[i] if i < len(self._offsets) else self.end
+        rotten = self.rotten.within(position, stop)
+        if rotten:
+            left: list[Any] = [record for record in found if record.offset not in self.rotten]
+            left += [Unreadable(a, -1, b, "planted") for a, b in zip(rotten[::2], rotten[1::2], strict=True)]
+            found = sorted(left, key=lambda record: record.offset)
+        return stop, found
 
     def at(self, offset: int) -> Record:
         """The record at ``offset``."""
@@ -45,7 +54,7 @@ def edges_of(queue: Log, markers: Log, manifests: Iterable[bytes], queue_id: str
     if manifest is not None:
         read = last_read(manifest, queue_id)
         below = queue.read(queue.start, max(0, read.position - queue.start))[1]
-        newer = next((r.offset for r in below if r.offset < read.position and r.timestamp > read.newest_ms), None)
+        newer = next((r.offset for r in below if read.is_newer(r.offset, r.timestamp)), None)
     return Edges((queue.start, markers.start), (queue.end, markers.end), newer)
 
 

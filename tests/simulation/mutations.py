@@ -667,7 +667,63 @@ def _rests_too_long(next_ms: Any) -> Any:
     return mutated
 
 
+# ---------------------------------------------------------------------- what can't be read
+
+
+def _takes_it_for_absent(miss: Any) -> Any:
+    def mutated(self: Partition, start: int, stop: int) -> int:
+        self._absent(start, stop)
+        return stop
+
+    return mutated
+
+
+def _forgets_what_markers_ended(miss: Any) -> Any:
+    def mutated(self: Partition, start: int, stop: int) -> int:
+        self.missed.add(start, stop)
+        return stop
+
+    return mutated
+
+
+def _without_the_unreadable(manifest: rows.Manifest) -> rows.Manifest:
+    return msgspec.structs.replace(manifest, unreadable=[])
+
+
+def _only_unread_purges(keep: Any) -> Any:
+    def mutated(self: Partition) -> None:
+        self.purges = {queue: before for queue, before in self.purges.items() if before > self.position}
+
+    return mutated
+
+
+def _of_others(unread: Any) -> Any:
+    return lambda self, offset: offset >= self.position and offset not in self.ahead
+
+
 MUTATIONS = {
+    "unreadable is absent": Mutation(
+        "what can't be read is not done", _replaced(Partition, "_miss", _takes_it_for_absent)
+    ),
+    "unreadable though done": Mutation(
+        "except what its markers have ended", _replaced(Partition, "_miss", _forgets_what_markers_ended)
+    ),
+    "unreadable is forgotten": Mutation(
+        "a manifest names what can't be read",
+        lambda: mock.patch.object(
+            rows,
+            "encode_manifest",
+            lambda manifest, encode=rows.encode_manifest: encode(_without_the_unreadable(manifest)),
+        ),
+    ),
+    "unreadable and deleted": Mutation(
+        "nothing is deleted from there on",
+        lambda: mock.patch.object(Partition, "needed_from", property(lambda self: self.persisted)),
+    ),
+    "unreadable and not purged": Mutation(
+        "a purge is kept for it", _replaced(Partition, "_keep_purges", _only_unread_purges)
+    ),
+    "unreadable and not started": Mutation("markers take effect on it", _replaced(Partition, "is_unread", _of_others)),
     "start of an old epoch": Mutation(
         "a start whose epoch is not the last folded own is ignored", _replaced(Partition, "_start", _of_any_epoch)
     ),

@@ -106,6 +106,7 @@ class Odds(NamedTuple):
     serve: float
     shed: float
     rot: float
+    unreadable: float
     expiry: float
     fetch: float
     send: float
@@ -133,6 +134,7 @@ class Odds(NamedTuple):
             serve=r.choice((1.0, 2.0)),
             shed=r.choice((0.0, 0.5, 2.0)),
             rot=r.choice((0.0, 0.0, 0.1, 0.5)),
+            unreadable=r.choice((0.0, 0.0, 0.2)),
             expiry=r.choice((0.08, 0.08, 0.08, 0.4)),
             fetch=r.choice((0.5, 2.0, 6.0)),
             send=r.choice((0.5, 2.0)),
@@ -158,7 +160,10 @@ class Simulator:
         self.settings: dict[str, QueueSettings] = {}
         for name in self.queues:
             self.settings[name] = QueueSettings(
-                max_receives=r.choice((0, 1, 2, 3)), ttl_ms=r.choice((0, 0, 0, 0, 4_000)), fifo=r.random() < 0.4
+                max_receives=r.choice((0, 1, 2, 3)),
+                ttl_ms=r.choice((0, 0, 0, 0, 4_000)),
+                # an unreadable range breaks the order of groups, and hides ids
+                fifo=r.random() < 0.4 and not self.odds.unreadable,
             )
         for name in list(self.queues):
             self.settings[name + ".dead"] = QueueSettings(
@@ -168,7 +173,7 @@ class Simulator:
         self.settings[""] = QueueSettings()
         self.served = list(self.settings)[:-1] if self.queue_id is None else self.queues
         self.groups: Sequence[bytes | None] = r.choice(((None,), (None, b"", b"x"), (b"x", b"y", b"z", b"x")))
-        self.ids = r.choice((0, 0, 3, 8))  # deduplication ids in use
+        self.ids = r.choice((0, 0, 3, 8)) if not self.odds.unreadable else 0  # deduplication ids in use
         self.ttl_queues = [name for name, settings in self.settings.items() if settings.ttl_ms]
         self.limits = Limits(
             checkpoint_ms=r.choice((100, 500)),
@@ -344,6 +349,10 @@ class Simulator:
             (odds.jump, self.jump, None),
         ]
         add = events.append
+        if odds.unreadable:
+            add((odds.unreadable, self.rots, None))
+            if self.queue.rotten:
+                add((odds.unreadable, self.is_whole_again, None))
         if self.receivers.holding:
             add((odds.act, self.act, None))
         if self.deletions:
@@ -420,6 +429,8 @@ class Simulator:
             events.append((self.odds.fetch if worker.serving else 6.0, self.fetch_markers, worker))
         if worker.queue_next != self.queue.end or worker.queue_next != core.partition.position:
             events.append((3.0, self.fetch_queue, worker))
+        if core.partition.missed:
+            events.append((0.5, Worker.look_again, worker))
 
     def _serving_events(self, worker: Worker, events: list[tuple[float, Callable[..., None], Any]]) -> None:
         add = events.append
@@ -461,6 +472,23 @@ class Simulator:
 
     def act(self) -> None:
         self.receivers.act()
+
+    def rots(self) -> None:
+        """No replica has a part of the queue log whole any more. Copies of other messages are spared: see `ids`."""
+        start = self.queue.start + self.below(self.queue.end - self.queue.start + 1)
+        stop = min(start + 1 + self.below(6), self.queue.end)
+        copies = [o for o, message in self.reference.messages.items() if message.origin is not None]
+        if start < stop and not any(start <= offset < stop for offset in copies):
+            self.note("queue [%d, %d) can't be read", start, stop)
+            self.count("unreadable", stop - start)
+            self.queue.rotten.add(start, stop)
+
+    def is_whole_again(self) -> None:
+        """A replica that has it whole is back."""
+        found = self.queue.rotten.ranges()
+        i = 2 * self.below(len(found) // 2)
+        self.note("queue [%d, %d) can be read again", found[i], found[i + 1])
+        self.queue.rotten.discard(found[i], found[i + 1])
 
     def rebalance(self) -> None:
         self.assigned = self.below(len(self.workers))
@@ -564,7 +592,9 @@ class Simulator:
     def _drain(self) -> None:
         """Without faults, with one worker and receivers that acknowledge, every accepted message must be finished."""
         self.note("drain")
-        self.odds = self.odds._replace(rot=0, dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
+        while self.queue.rotten:
+            self.is_whole_again()
+        self.odds = self.odds._replace(rot=0, unreadable=0, dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
         self.assigned = self.below(len(self.workers))
         for worker in self.workers:
             if not worker.alive:
@@ -609,6 +639,8 @@ class Simulator:
             server.read_table()
         if server.stage == "owner":
             server.fetch_queue(50)
+        if server.stage == "owner" and server.owner is not None and server.owner.partition.missed:
+            server.look_again()
         if server.stage == "owner":
             server.fetch_markers(50)
         for act in (server.work, server.acquire, server.tick, server.step):

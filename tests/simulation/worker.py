@@ -288,6 +288,21 @@ class Worker:
         elif sim.chance(sim.odds.seek_back):
             self.queue_next = max(sim.queue.start, stop - sim.below(12))
 
+    def look_again(self) -> None:
+        """Read what was unreadable once more, in part or with what is around it."""
+        sim, owner = self.sim, self.owner
+        assert owner is not None
+        missed = owner.partition.missed.ranges()
+        i = 2 * sim.below(len(missed) // 2)
+        start = max(sim.queue.start, missed[i] - sim.below(2))
+        _, records = sim.queue.read(start, 1 << 30)
+        stop = min(missed[i + 1] + sim.below(2), owner.partition.position)
+        sim.note("w%d looks at [%d, %d) again", self.number, start, stop)
+        before = len(owner.partition.unreadable())
+        owner.read_again(start, stop, [record for record in records if record.offset < stop])
+        sim.count("read again", len(owner.partition.unreadable()) < before)
+        self.collect()
+
     def fetch_markers(self, limit: int) -> None:
         sim, owner = self.sim, self.owner
         assert owner is not None

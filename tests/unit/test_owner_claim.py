@@ -10,7 +10,7 @@ from marq.core.markers import End, Own, Release, Start, Tick
 from marq.core.owner import Phase
 from marq.core.policies import Limits
 from marq.core.reading import Undecodable
-from marq.core.recovery import last_read, newest
+from marq.core.recovery import LastRead, last_read, newest
 from marq.core.restoring import NEVER_MS, SKEW_MS
 from marq.core.rows import Manifest, Record, encode_manifest
 from marq.core.world import World
@@ -380,13 +380,13 @@ def test_the_newest_of_all_that_was_read_is_remembered() -> None:
     first.owner.partition.ingest(0, 3, records)
     first.owner.hurry_checkpoint()
     first.checkpoint()
-    assert last_read(manifest_of(first)) == (3, 9_000)
+    assert last_read(manifest_of(first)) == LastRead(3, 9_000)
 
     second = Worker(first.broker, name="w2", table=first.table, queue_log=first.queue_log).serve()
     second.owner.partition.ingest(3, 4, [Record(3, 8_000, b"q", b"x")])
     second.owner.hurry_checkpoint()
     second.checkpoint()
-    assert last_read(manifest_of(second)) == (4, 9_000)
+    assert last_read(manifest_of(second)) == LastRead(4, 9_000)
 
 
 @pytest.mark.parametrize(("queue_id", "newest_ms"), [(None, 5_000 + SKEW_MS), ("topic", NEVER_MS)])
@@ -397,7 +397,7 @@ def test_a_manifest_of_an_earlier_version_knows_it_at_least(queue_id: str | None
     first.checkpoint()
     manifest = manifest_of(first)
     manifest.newest_ms, manifest.last_timestamp_ms = None, 5_000
-    assert last_read(manifest, queue_id) == (2, newest_ms)
+    assert last_read(manifest, queue_id) == LastRead(2, newest_ms)
 
 
 def test_a_named_row_that_is_missing_is_an_error() -> None:

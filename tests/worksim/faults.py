@@ -91,6 +91,8 @@ THEMES = {
             "compaction": 1.0,
         }
     ),
+    # what brokers have on their disks rots
+    "bits": Theme({"bits": 6.0, "end": 1.0, "kill": 1.0, "damage": 0.5}),
     # somebody repeats what workers say to each other, and makes it up
     "strangers": Theme({"strangers": 6.0, "network": 1.0, "kill": 1.0, "end": 1.0}),
     # queues are made, deleted, made again and forgotten
@@ -105,7 +107,7 @@ THEMES = {
     "hours": Theme(WEIGHTS, seconds=3 * 3_600.0, pause=300.0),
 }
 #: Themes of one kind of fault each.
-ALONE = ("rows", "outboxes", "late", "moves", "refused", "disks", "strangers")
+ALONE = ("rows", "outboxes", "late", "moves", "refused", "disks", "bits", "strangers")
 #: The themes of runs, as often as they are drawn.
 DRAWN_THEMES = (*("mixed",) * 9, *ALONE, "long", "long", "hours")
 #: Bytes that no marker looks like.
@@ -312,6 +314,17 @@ class Faults:
     def _damage(self) -> None:
         log = self.world.kafka.log(self.world.topics.queue, self.random.randrange(self.world.topics.partitions))
         self.world.tell("%s @%s can't be decoded", log, log.damage())
+
+    def _bits(self) -> None:
+        """No replica has some records of a log whole, until one that has them is back."""
+        topics, r = self.world.topics, self.random
+        log = self.world.kafka.log(r.choice((topics.queue, topics.markers)), r.randrange(topics.partitions))
+        start = r.randint(max(log.start, log.end - 200), log.end)
+        stop = min(start + r.choice((1, 20)), log.end)
+        if start < stop:
+            self.world.tell("%s [%s, %s) can't be read", log, start, stop)
+            log.rotten.add(start, stop)
+            self.world.kafka.later(r.choice((1.0, 5.0, 20.0)), log.rotten.discard, start, stop)
 
     def _damaged_markers(self) -> None:
         log = self.world.kafka.log(self.world.topics.markers, self.random.randrange(self.world.topics.partitions))

@@ -22,6 +22,7 @@ from app.streaming.chunks import Chunk
 from app.streaming.consumer_thread import FETCH_HOLD_S, WHOLE_FETCH_WAIT_MS, ChunkThread
 from app.streaming.transport import ChunkConsumer
 from marq.clock import now_ms
+from marq.core.reading import Unreadable
 from tests.worksim.clock import Process
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class _Fetched:
 
     def __next__(self) -> Any:
         for record in self._records:
-            self.next_fetch_offset = record.offset + 1
+            self.next_fetch_offset = record.stop if type(record) is Unreadable else record.offset + 1
             return record
         self.next_fetch_offset = self._stop
         raise StopIteration
@@ -287,7 +288,7 @@ class Thread:
         if not log.start <= position <= log.end:
             reader.state.await_reset(None)
             return
-        upto, records = log.read(position, self.kafka.odds.fetch_max)
+        upto, records = log.fetch(position, self.kafka.odds.fetch_max)
         end, since_ms = self.ends.get(tp, (-1, 0))
         self.ends[tp] = (log.end, now_ms())
         if upto > position:
@@ -376,6 +377,12 @@ class Consumer(ChunkConsumer):
                 chunk._reader.pending = None
                 chunk._reader.give_back()
         super().deliver(chunks)
+
+    async def read_again(self, tp: TP, start: int, stop: int) -> tuple[int, list[Any]]:
+        await asyncio.sleep(0.01)
+        kafka = self._thread.kafka  # type: ignore[attr-defined]
+        upto, records = kafka.log(tp.topic, tp.partition).fetch(start, stop - start)
+        return min(upto, stop), records
 
     def forget_starts(self) -> None:
         """What `on_partitions_revoked` and `on_partitions_assigned` do beside Faust's bookkeeping."""

@@ -27,7 +27,8 @@ from faust.types import TP
 
 from app.kafka.identity import Identity
 from app.streaming.producer import MAX_PENDING_BYTES, RECORD_BYTES, ProducerFull
-from marq.core.reading import Undecodable
+from marq.core.ranges import RangeSet
+from marq.core.reading import Undecodable, Unreadable
 from tests.worksim.clock import EPOCH_S, Process, VirtualLoop, current
 
 #: Seconds until the future of an append fails: as `IdempotentProducer.delivery_timeout_s`.
@@ -64,6 +65,7 @@ class Log:
         self.end = 0
         self.records: list[Any] = []
         self.offsets: list[int] = []
+        self.rotten = RangeSet()  # what no replica has whole at present
         self.clock_ms = 0  # by which its leader's clock is wrong
         self.away_until = 0.0  # it has no leader
         self.stalled_until = 0.0  # too few replicas are in sync
@@ -109,6 +111,14 @@ class Log:
         found = self.records[i : i + limit]
         i += len(found)
         return (self.offsets[i] if i < len(self.offsets) else self.end), found
+
+    def fetch(self, position: int, limit: int) -> tuple[int, list[Any]]:
+        """As `read`, for those that look at checksums."""
+        upto, found = self.read(position, limit)
+        rotten = self.rotten.within(position, upto)
+        left = [record for record in found if record.offset not in self.rotten] if rotten else found
+        left += [Unreadable(a, -1, b, "planted") for a, b in zip(rotten[::2], rotten[1::2], strict=True)]
+        return upto, sorted(left, key=lambda record: record.offset) if rotten else found
 
     def delete_before(self, offset: int) -> None:
         """As DeleteRecords does. The records stay here, for the checks."""

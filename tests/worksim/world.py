@@ -274,7 +274,8 @@ class World:
         return not self.healing and self.faults.store_fails(worker)
 
     def is_fifo(self, queue: str) -> bool:
-        return queue in self.clients.fifo
+        # an unreadable range breaks the order of its groups
+        return queue in self.clients.fifo and self.shape.theme != "bits"
 
     def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         """Run something beside the rest."""
