@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from app.engine.ownership import Ownership
+from app.engine.second_looks import unreadable_in
 from app.service.census import Census
 from app.service.inspection import Inspection
 from app.service.meters import DURATIONS_S, HandlerMeter, Meters
@@ -122,6 +123,14 @@ class Collector:
             if stall.hidden:
                 hidden.add_metric([str(number)], stall.hidden)
         yield hidden
+        unreadable = GaugeMetricFamily(
+            "marq_partition_unreadable_offsets",
+            "Offsets of the queue topic that no replica has whole; only of partitions that have some.",
+            labels=["partition"],
+        )
+        for number, count in unreadable_in(ownership.owned).items():
+            unreadable.add_metric([str(number)], count)
+        yield unreadable
         counted = CounterMetricFamily(
             "marq_partition_messages", "What became of deliveries and messages.", labels=["partition", "what"]
         )
@@ -129,12 +138,12 @@ class Collector:
             for what, count in one.owner.partition.counters.items():
                 counted.add_metric([str(one.number), what], count)
         yield counted
-        unreadable = CounterMetricFamily(
+        not_decoded = CounterMetricFamily(
             "marq_unreadable_offsets", "Offsets that could not be decoded, each time they were read.", labels=["topic"]
         )
         for topic, count in app.consumer.unreadable.items():
-            unreadable.add_metric([topic], count)
-        yield unreadable
+            not_decoded.add_metric([topic], count)
+        yield not_decoded
         yield CounterMetricFamily(
             "marq_poison_without_copy",
             "Records that ended as poison without a copy, because the poison topic took none.",

@@ -60,14 +60,14 @@ class SecondLooks:
             partition = owned.owner.partition
             if not partition.missed or not owned.serving or now < owned.look_again_ms or owned.looking:
                 continue
-            ranges = partition.unreadable()
+            ranges = partition.unreadable_ranges()
             if not ranges:
                 continue
             owned.looking = True
-            self._ownership.spawn(self._look(owned, list(zip(ranges[::2], ranges[1::2], strict=True))))
+            self._ownership.spawn(self._look(owned, ranges))
 
     async def _look(self, owned: OwnedPartition, ranges: list[tuple[int, int]]) -> None:
-        ownership, before = self._ownership, sum(stop - start for start, stop in ranges)
+        ownership, before = self._ownership, unreadable_in({0: owned}).get(0, 0)
         try:
             for start, stop in ranges:
                 if _late_bytes(owned) < LATE_BYTES and not await self._read(owned, start, stop):
@@ -76,8 +76,7 @@ class SecondLooks:
             ownership.log.debug("Partition %s: a second look failed: %r", owned.number, exc)
         finally:
             owned.looking = False
-        left = owned.owner.partition.unreadable()
-        count = sum(left[1::2]) - sum(left[::2])
+        count = unreadable_in({0: owned}).get(0, 0)
         if count < before:
             owned.look_again_pause_ms = 0
             ownership.log.info("Partition %s: %s unreadable offsets were read now", owned.number, before - count)
@@ -96,6 +95,12 @@ class SecondLooks:
             owned.owner.read_again(start, min(position, stop), records)
             ownership.drain(owned)
         return True
+
+
+def unreadable_in(partitions: Mapping[int, OwnedPartition]) -> dict[int, int]:
+    """The partitions with offsets that no replica has whole, and their number."""
+    found = {n: one.owner.partition.unreadable_ranges() for n, one in partitions.items() if one.owner.partition.missed}
+    return {n: sum(stop - start for start, stop in ranges) for n, ranges in sorted(found.items()) if ranges}
 
 
 def _late_bytes(owned: OwnedPartition) -> int:

@@ -68,6 +68,7 @@ class PartitionView(msgspec.Struct):
     bytes: int | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
     unsaved: bool | UnsetType = UNSET  # some changes are in no checkpoint yet
+    unreadable: list[tuple[int, int]] | UnsetType = UNSET  # from, and behind: no replica has them whole
     counters: dict[str, int] | UnsetType = UNSET
     lost: list[LossView] | UnsetType = UNSET  # within a day
 
@@ -203,4 +204,5 @@ class Stats(msgspec.Struct):
     missing: list[str]  # URLs of workers that did not answer
     unserved: dict[str, str]  # partition -> why it is not served: it is not counted
     stalled: dict[str, Stall]  # partition -> what Kafka does not confirm
+    unreadable: dict[str, int]  # partition -> offsets that no replica has whole
     uncounted: dict[str, int]  # partition -> milliseconds for which messages there were not counted

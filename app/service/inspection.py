@@ -23,6 +23,7 @@ from app.engine.breakers import BreakerState
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from app.engine.read_up import QUESTION_S, Ends
+from app.engine.second_looks import unreadable_in
 from app.engine.stalls import Stall
 from app.service.census import Census
 from app.service.descriptions import (
@@ -150,6 +151,16 @@ class Inspection:
         """Partitions, of any owner, in which Kafka confirms nothing that this worker writes."""
         return self._ownership.stalls.now()
 
+    async def unreadable(self) -> dict[str, int]:
+        """Partitions with offsets that no replica has whole, and their number. Messages among them are in no count."""
+        found, _ = await self._everywhere(self.unreadable_here, None)
+        return {str(number): count for one in found for number, count in sorted(one.items())}
+
+    @peer_call("unreadable")
+    async def unreadable_here(self, _: None) -> dict[int, int]:
+        """See `unreadable`, of this worker."""
+        return unreadable_in(self._ownership.owned)
+
     def _unserved(self) -> dict[int, str]:
         ownership = self._ownership
         return {n: reason for n, reason in ownership.unserved.items() if n not in ownership.owned}
@@ -187,6 +198,7 @@ class Inspection:
             bytes=partition.bytes,
             paused=owned.paused,
             unsaved=partition.changed(),
+            unreadable=partition.unreadable_ranges(),
             counters=dict(partition.counters),
             lost=LossView.recent(partition),
         )
@@ -223,16 +235,17 @@ class Inspection:
         dead_queues = {queue: self._catalog.settings_of(queue).dead_letters_of(queue) for queue in queues}
         wanted = [*dict.fromkeys([*queues, *dead_queues.values()])]
         # at once: each waits for a worker that stands still
-        ((counts, missing), ages, breakers, received), (unserved, stalled, uncounted) = await asyncio.gather(
+        ((counts, missing), ages, breakers, received), (unserved, stalled, unreadable, uncounted) = await asyncio.gather(
             asyncio.gather(
                 self._census.total(wanted, fresh=queues[0] if len(queues) == 1 else ""),
                 self._census.oldest(queues),
                 self._breakers(queues),
                 self._receivers.of(queues),
             ),
-            asyncio.gather(self.unserved(), self.stalled(), self._census.uncounted(wanted)),
+            asyncio.gather(self.unserved(), self.stalled(), self.unreadable(), self._census.uncounted(wanted)),
         )
-        at_least = bool(missing or unserved or uncounted.since_ms or any(stall.hidden for stall in stalled.values()))
+        hidden = any(stall.hidden for stall in stalled.values())
+        at_least = bool(missing or unserved or unreadable or uncounted.since_ms or hidden)
         none: dict[str, int] = dict.fromkeys(STATES, 0)
         stats: list[QueueStats] = []
         for queue in queues:
@@ -256,7 +269,7 @@ class Inspection:
                 )
             )
         since_ms = {str(n): ms for n, ms in sorted(uncounted.since_ms.items()) if str(n) not in unserved}
-        return Stats(stats, missing, unserved, stalled, since_ms)
+        return Stats(stats, missing, unserved, stalled, unreadable, since_ms)
 
     async def _breakers(self, queues: list[str]) -> dict[str, BreakerState]:
         """The circuit breakers of queues that have one. If workers differ for a moment, the one that is not closed."""

@@ -18,6 +18,7 @@ from mode import Service
 
 from app.cluster.peers import MemberTrouble, Peers, peer_call
 from app.engine.ownership import Ownership
+from app.engine.second_looks import unreadable_in
 from app.engine.stalls import Stall
 from app.service.census import Census
 from app.service.descriptions import LossView
@@ -80,6 +81,7 @@ class WorkerNow(msgspec.Struct):
     without_receiver: dict[str, int]
     unserved: dict[int, str]
     stalled: dict[int, Stall]
+    unreadable: dict[int, int]  # partition -> offsets that no replica has whole
     breakers: list[str]  # queues whose circuit breaker is open
     history: list[Point]
     topics: list[str] = []  # what is wrong with their partitions
@@ -270,6 +272,7 @@ class Trends(Service):
             without_receiver=self._receivers.without,
             unserved={n: reason for n, reason in ownership.unserved.items() if n not in owned},
             stalled=ownership.stalls.now(),
+            unreadable=unreadable_in(owned),
             breakers=sorted(q for q, b in ownership.breakers.states().items() if b.state != "closed"),
             history=self._points,
             topics=ownership.topic_lines,

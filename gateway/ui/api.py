@@ -174,6 +174,11 @@ class Api:
                 {"kind": "topics", "what": line}
                 for line in sorted({t for w in cluster.workers.values() for t in w.topics})
             ]
+            found += [
+                {"kind": "unreadable", "partition": number, "count": count}
+                for worker in cluster.workers.values()
+                for number, count in worker.unreadable.items()
+            ]
             if "" in cluster.queues:
                 found.append({"kind": "poison", "count": cluster.queues[""].unfinished})
         breakers = {queue for worker in cluster.workers.values() for queue in worker.breakers}

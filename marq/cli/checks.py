@@ -331,6 +331,11 @@ def partitions(facts: Facts) -> Found:
             f"two workers claim the partitions {_some(twice)}",
             "wait for the rebalance, and look again",
         )
+    for one in facts.partitions or ():
+        for start, stop in one.get("unreadable", ()):
+            what = f"no replica of partition {one['partition']} has the offsets {start} to {stop - 1} whole"
+            mend = f"start all brokers that have it, or `python -m app repair --partition {one['partition']}`"
+            yield Level.PROBLEM, what, mend
     for stuck, stall in sorted(facts.stalled.items()):
         seconds = stall.get("seconds", 0) if isinstance(stall, dict) else 0
         if isinstance(stall, dict) and stall.get("reason"):

@@ -78,7 +78,7 @@ ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "depth": lambda queue: -(queue["ready"] + queue["delayed"] + queue["in_flight"]),
 }
 #: What an answer with counts says of what is not counted.
-TROUBLES = ("missing", "unserved", "stalled", "uncounted")
+TROUBLES = ("missing", "unserved", "stalled", "unreadable", "uncounted")
 #: Titles of the columns of `stats` and `top`.
 STATS_TITLES = ["queue", "ready>", "delayed>", "in flight>", "dead>", "oldest>", "receiver"]
 
@@ -140,11 +140,13 @@ def troubles_in(pages: Iterable[dict[str, Any]]) -> list[str]:
     unserved: dict[str, str] = {}
     stalled: dict[str, Any] = {}
     uncounted: dict[str, int] = {}
+    unreadable: dict[str, int] = {}
     for page in pages:
         uncounted.update(page.get("uncounted", {}))
         missing.update(page.get("missing", ()))
         unserved.update(page.get("unserved", {}))
         stalled.update(page.get("stalled", {}))
+        unreadable.update(page.get("unreadable", {}))
     return [
         *(f"worker {url} did not answer: what it owns is not counted" for url in sorted(missing)),
         *(
@@ -160,6 +162,10 @@ def troubles_in(pages: Iterable[dict[str, Any]]) -> list[str]:
             if isinstance(stall, dict) and stall.get("reason")
             else f"partition {number} is stalled: Kafka confirms nothing in it"
             for number, stall in sorted(stalled.items())
+        ),
+        *(
+            f"partition {number} can't read {count} offsets, no replica has them whole: messages there are not counted"
+            for number, count in sorted(unreadable.items())
         ),
     ]
 

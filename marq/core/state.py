@@ -16,7 +16,7 @@ from marq.core import dedup, rows
 from marq.core.backlog import Backlog, Lane, group_number
 from marq.core.dedup import Recent
 from marq.core.policies import QUEUE_NAME_MAX
-from marq.core.ranges import Ranges, RangeSet
+from marq.core.ranges import RangeSet, ranges_of
 from marq.core.segment_list import SegmentList
 from marq.core.segments import Segment
 from marq.core.unread import Unread
@@ -331,15 +331,14 @@ class State:
             return offset not in self.ahead
         return bool(self.missed) and offset in self.missed and offset not in self.messages
 
-    def unreadable(self) -> Ranges:
-        """What can't be read at present, below the position: neither delivered nor done."""
+    def unreadable_ranges(self) -> list[tuple[int, int]]:
+        """What can't be read at present, below the position: neither delivered nor done. Each from, and behind."""
         if not self.missed:
             return []
-        left = RangeSet(self.missed.ranges())
-        for offset in self.messages:
-            if offset in left:
-                left.discard(offset, offset + 1)
-        return left.ranges()
+        left = self.missed.ranges()
+        if not self.messages.keys().isdisjoint(self.missed):
+            left = ranges_of([offset for offset in self.missed if offset not in self.messages])
+        return list(zip(left[::2], left[1::2], strict=True))
 
     @property
     def needed_from(self) -> int:

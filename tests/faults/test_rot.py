@@ -65,3 +65,64 @@ def test_what_one_replica_has_whole_is_delivered_as_if_nothing_had_been(
         assert f"{lab.queue_topic}:0 [{TOGETHER}, {2 * TOGETHER}) is damaged" in worker.log
         assert f"read from broker {3 if len(damaged) > 1 else 2}" in worker.log
         assert "oison" not in worker.log
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_no_replica_has_whole_is_named_and_holds_up_nothing_until_it_is_read(
+    brokers: Brokers, tmp_path: Path
+) -> None:
+    with Lab(brokers, tmp_path) as lab:
+        lab.create()
+        for _ in range(3):
+            lab.send("work-a", TOGETHER, partition=0)
+        lab.wait_copied(lab.queue_topic, 3 * TOGETHER - 1)
+        for n in IDS:
+            rot.flip(brokers[n], lab.queue_topic, 0, TOGETHER + 5)
+        ids = [sent.id for sent in lab.sent]
+
+        worker = lab.start()
+        until(lambda: len(lab.handled()) == 2 * TOGETHER, "the messages around it are handled", 60)
+        assert f"{lab.queue_topic}:0 [{TOGETHER}, {2 * TOGETHER}) can't be read, no replica has it whole" in worker.log
+        assert "oison" not in worker.log
+        assert lab.handled() == {*ids[:TOGETHER], *ids[2 * TOGETHER :]}
+
+        # the next owner knows, too, and acknowledges what comes behind
+        worker.kill()
+        worker = lab.start()
+        lab.send("work-a", TOGETHER, partition=0)
+        until(lambda: len(lab.handled()) == 3 * TOGETHER, "later messages are handled", 60)
+        until(lambda: worker.partitions()[0]["unreadable"] == [[TOGETHER, 2 * TOGETHER]], "it is named")
+
+        rot.flip(brokers[2], lab.queue_topic, 0, TOGETHER + 5)  # a disk has it whole again
+        until(lambda: len(lab.handled()) == 4 * TOGETHER, "what was unreadable is handled", 150)
+        until(lambda: worker.partitions()[0]["unreadable"] == [], "nothing is named")
+        assert len(lab.finished()) == 4 * TOGETHER
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_partition_whose_markers_no_replica_has_whole_is_not_served_until_they_are_read(
+    brokers: Brokers, tmp_path: Path
+) -> None:
+    with Lab(brokers, tmp_path) as lab:
+        lab.create()
+        worker = lab.start()
+        lab.send("work-a", TOGETHER, partition=0)
+        until(lambda: len(lab.handled()) == TOGETHER, "all messages are handled", 60)
+        worker.kill()
+        markers = f"{lab.name}.markers"
+        (*_, last) = rot.batches(brokers[1], markers, 0)
+        lab.wait_copied(markers, last.last)
+        for n in IDS:
+            rot.flip(brokers[n], markers, 0, last.first)
+
+        worker = lab.start(ready=False)
+        why = f"the records [{last.first}, {last.last + 1}) of the markers topic can't be read from any replica"
+        until(lambda: worker.log.count(why) > 0, f"it says so\n{worker.log}", 60)
+        assert not worker.serving()
+
+        rot.flip(brokers[3], markers, 0, last.first)
+        lab.wait_served(150)
+        lab.send("work-a", TOGETHER, partition=0)
+        until(lambda: len(lab.handled()) == 2 * TOGETHER, "later messages are handled", 60)

@@ -298,9 +298,9 @@ class Worker:
         _, records = sim.queue.read(start, 1 << 30)
         stop = min(missed[i + 1] + sim.below(2), owner.partition.position)
         sim.note("w%d looks at [%d, %d) again", self.number, start, stop)
-        before = len(owner.partition.unreadable())
+        before = owner.partition.unreadable_ranges()
         owner.read_again(start, stop, [record for record in records if record.offset < stop])
-        sim.count("read again", len(owner.partition.unreadable()) < before)
+        sim.count("read again", owner.partition.unreadable_ranges() != before)
         self.collect()
 
     def fetch_markers(self, limit: int) -> None:

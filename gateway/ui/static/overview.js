@@ -48,6 +48,7 @@ const WORDS = {
   waiting: ["bad", (t) => html`<b>Partition ${t.partition}</b> ${t.reason}.`],
   lost: ["bad", (t) => html`<b>Partition ${t.partition}</b>: Kafka deleted ${plural(t.count, "unfinished message")} before a worker had read them, last <${Time} ms=${t.at_ms} />. Raise the topic's retention.`],
   topics: ["bad", (t) => t.what],
+  unreadable: ["bad", (t) => html`No replica of <b>partition ${t.partition}</b> has ${plural(t.count, "offset")} of the queue topic whole: messages there are neither delivered nor counted.`],
   poison: ["warn", (t) => html`${plural(t.count, "record")} can't be delivered: no queue, or malformed.`],
   breaker: ["warn", (t) => html`<${Q} name=${t.queue} />: its circuit breaker is open.`],
   without_receiver: ["warn", (t) => html`<${Q} name=${t.queue} />: ${plural(t.count, "message waits", "messages wait")}, and nobody receives from it.`],
