@@ -64,7 +64,7 @@ class DeletedError(RowError):
 
 
 class UnreadableError(RowError):
-    """No replica has a part of the markers log whole, so nobody can know what happened there."""
+    """No replica has a part of the markers log or of a changelog whole: nobody can know what happened there."""
 
 
 class RewrittenError(RowError):

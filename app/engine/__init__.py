@@ -33,6 +33,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `queue_command`    the command that shows and changes settings of a queue
 `queues_topic`     reads and writes the topic of these records
 `secrets`          derives a key from the secret that a user sets
-`repair`           the command that gives up deleted records
+`second_looks`     reads again what no replica had whole
+`repair`           the command that gives up records that are deleted, or whole nowhere
 =================  ===================================================================================================
 """

@@ -15,9 +15,12 @@ from aiokafka.errors import KafkaError
 
 from app.kafka.connection import end_client, kafka_client_args, start_consumer
 from app.kafka.identity import Identity, identify
+from app.streaming.fetching import decode_with, said_of
 from app.streaming.log_edges import LogEdges, release
 from marq.clock import now_ms
+from marq.core.reading import Undecodable, Unreadable
 from marq.core.recovery import Edges, LastRead
+from marq.errors import UnreadableError
 
 if TYPE_CHECKING:
     from app.engine.owned_partition import OwnedPartition
@@ -64,6 +67,14 @@ def _sliced(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
             found, size = [], 0
     if found:
         yield found
+
+
+def check_rows(tp: TopicPartition, records: Iterable[Any]) -> None:
+    """Raises `UnreadableError` if some of these records of a changelog can't be read: they may be rows that count."""
+    for record in records:
+        if type(record) in (Undecodable, Unreadable):
+            where = f"{tp.topic}, partition {tp.partition}, from offset {record.offset} on"
+            raise UnreadableError(f"{where}: no replica has the rows whole ({record.reason})")
 
 
 async def first_newer(consumer: AIOKafkaConsumer, tp: TopicPartition, start: int, read: LastRead) -> int | None:
@@ -131,7 +142,11 @@ class Changelogs:
 
     async def _new_consumer(self) -> AIOKafkaConsumer:
         async with asyncio.timeout(READ_TIMEOUT_S):  # not `wait_for`: see `TakeOver._claim`
-            return await start_consumer(self.settings, auto_offset_reset="earliest", fetch_max_wait_ms=FETCH_WAIT_MS)
+            consumer = await start_consumer(
+                self.settings, auto_offset_reset="earliest", fetch_max_wait_ms=FETCH_WAIT_MS
+            )
+        decode_with(consumer, lambda topic: True, lambda tp, fault: self.app.log.warning(said_of(tp, fault)))
+        return consumer
 
     async def close(self) -> None:
         """Close the connections."""
@@ -148,6 +163,7 @@ class Changelogs:
 
         Raises:
             KafkaError, TimeoutError: nothing came for `READ_TIMEOUT_S`. Rows that were read before are in the stores.
+            UnreadableError: no replica of a changelog has it whole.
         """
         stores = {TopicPartition(table.changelog_topic_name, number): table for table in tables}
         async with asyncio.timeout(READ_TIMEOUT_S):
@@ -179,6 +195,7 @@ class Changelogs:
             advanced_s = now()
             while todo:
                 for tp, records in (await consumer.getmany(timeout_ms=500, max_records=DECODED_ROWS)).items():
+                    check_rows(tp, records)
                     for rows in _sliced((r.key, r.value, r.offset) for r in records if r.key is not None):
                         stores[tp].apply(number, rows)
                         await asyncio.sleep(0)

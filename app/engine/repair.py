@@ -1,8 +1,9 @@
-"""The command `repair`: lets a partition go on without records that were deleted before a worker had read them.
+"""The command `repair`: lets a partition go on without records that were deleted unread, or that no replica has whole.
 
 What was in these records is not known any more, so no worker goes on by itself. The command says what is gone. With
 `--accept-loss` it takes the partition as a worker would: an own marker, the tables, the markers up to it. It moves the
 positions to the first offsets of the logs, and writes a manifest that names the loss. The next owner goes on there.
+Offsets of the queue topic that no replica has whole are ended by a marker instead, so the partition may be served.
 
 With `--accept-copy` it takes a state that was made from other logs, if the markers topic has an own marker where that
 state knows one, and writes a manifest that is of the logs here.
@@ -23,16 +24,18 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from app.cluster import addresses
-from app.engine.changelogs import first_newer
+from app.engine.changelogs import check_rows, first_newer
 from app.kafka.connection import end_client, kafka_client_args
 from app.kafka.identity import identify
 from app.kafka.topics import Topics, ensure_topics
 from app.settings import Settings
 from app.streaming.assignor import url_of_member
+from app.streaming.fetching import Decoder, decode_with
 from marq.core import markers as m
 from marq.core.checkpoint_cycle import WriteManifest, WriteRows
 from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
+from marq.core.reading import Unreadable
 from marq.core.recovery import Edges, LastRead, last_read, newest
 from marq.core.rows import Loss, table_of
 from marq.core.world import World
@@ -73,8 +76,12 @@ async def repair(settings: Settings, number: int, *, accept_loss: bool, accept_c
     if not 0 <= number < topics.partitions:
         raise NotPossibleError(f"there are partitions 0 to {topics.partitions - 1}, not {number}")
     try:
-        await _check_unserved(settings, number)
         async with _Logs.opened(settings, topics, number) as logs:
+            if unreadable := await _unreadable(logs):
+                if accept_loss:
+                    await _end_unreadable(logs, unreadable)
+                return Repair(number, unreadable, accept_loss)
+            await _check_unserved(settings, number)
             return await _repair(settings, topics, logs, number, accept_loss, accept_copy)
     except (KafkaError, TimeoutError) as exc:
         raise BrokerError(f"Kafka did not answer: {reason_of(exc)}") from exc
@@ -98,6 +105,24 @@ async def _repair(
     owner.partition.world = here
     await _write(topics, logs, owner)
     return Repair(number, losses, True, copied)
+
+
+async def _unreadable(logs: _Logs) -> list[Loss]:
+    """What the newest manifest names as unreadable, and no replica has whole now either."""
+    manifest = newest(_manifests(await logs.tables()).values(), await logs.world())
+    found: list[Loss] = []
+    for at in range(0, len(manifest.unreadable) if manifest is not None else 0, 2):
+        start, stop = manifest.unreadable[at : at + 2]  # type: ignore[union-attr]
+        found += [Loss("queue", a, b, b - a, 0) for a, b in await logs.still_unreadable(start, stop)]
+    return found
+
+
+async def _end_unreadable(logs: _Logs, losses: list[Loss]) -> None:
+    """End these offsets as their owner. A worker that serves the partition takes it back a second later."""
+    epoch = await logs.append(logs.topics.markers, None, m.encode([m.Own(REPAIR, uuid.uuid4().hex)], REPAIR, 0))
+    ranges = [edge for loss in losses for edge in (loss.start, loss.stop)]
+    for marker in m.split(m.End(epoch, ranges, "poison")):
+        await logs.append(logs.topics.markers, None, m.encode([marker], REPAIR, 0))
 
 
 async def _is_copy(logs: _Logs, number: int, here: World) -> bool:
@@ -160,7 +185,16 @@ async def _take(logs: _Logs, owner: Owner, world: World | None, own_offset: int,
     records = await logs.read(logs.topics.markers, position, own_offset + (own is None))
     if own is not None:
         records.append(_Own(own_offset, records[-1].timestamp if records else 0, own))
-    owner.read_markers(position, own_offset + 1, records, 0)
+    readable: list[Any] = []
+    for record in records:
+        if type(record) is Unreadable:
+            owner.read_markers(position, record.offset, readable, 0)
+            position = record.stop
+            owner.skip_unreadable(record.offset, position)
+            readable.clear()
+        else:
+            readable.append(record)
+    owner.read_markers(position, own_offset + 1, readable, 0)
     if owner.phase is not Phase.SERVING:
         raise NotPossibleError(f"a worker has taken partition {owner.number} meanwhile")
     losses = owner.partition.lost[0 if manifest is None else len(manifest.lost) :]
@@ -199,8 +233,16 @@ async def _write(topics: Topics, logs: _Logs, owner: Owner) -> None:
 class _Logs:
     """Both logs and the changelogs of one partition."""
 
-    def __init__(self, topics: Topics, number: int, consumer: AIOKafkaConsumer, producer: AIOKafkaProducer) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        number: int,
+        consumer: AIOKafkaConsumer,
+        producer: AIOKafkaProducer,
+        decoder: Decoder,
+    ) -> None:
         self.topics = topics
+        self._decoder = decoder
         self.number = number
         self._consumer = consumer
         self._producer = producer
@@ -215,8 +257,10 @@ class _Logs:
         producer = AIOKafkaProducer(acks="all", enable_idempotence=True, max_request_size=RECORD_MAX_BYTES, **args)
         try:
             await consumer.start()
+            contiguous = (topics.markers, *(() if settings.queue_id else (topics.queue,)))
+            decoder = decode_with(consumer, lambda topic: True, lambda tp, fault: None, contiguous.__contains__)
             await producer.start()
-            yield cls(topics, number, consumer, producer)
+            yield cls(topics, number, consumer, producer, decoder)
         finally:
             await end_client(producer.stop())
             await end_client(consumer.stop())
@@ -262,6 +306,17 @@ class _Logs:
                 raise TimeoutError(f"{topic}:{self.number} could not be read beyond {position}")
         return records
 
+    async def still_unreadable(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """What no replica has whole of a range of the queue topic: each from, and behind."""
+        tp, found = self._tp(self.topics.queue), list[tuple[int, int]]()
+        await self._consumer.beginning_offsets([tp])  # its replicas are known from here on
+        while start < stop:
+            before, (start, records) = start, await self._decoder.read_again(tp, start, stop)
+            if start == before:
+                raise TimeoutError(f"no broker says what {tp.topic}:{self.number} has at {start}")
+            found += [(record.offset, record.stop) for record in records if type(record) is Unreadable]
+        return found
+
     async def tables(self) -> dict[str, bytes]:
         """All rows and manifests of the partition."""
         found: dict[str, bytes] = {}
@@ -269,7 +324,9 @@ class _Logs:
         for topic in self.topics.changelogs.values():
             tp = self._tp(topic)
             start = (await self._consumer.beginning_offsets([tp]))[tp]
-            for record in await self.read(topic, start, await self.end(topic)):
+            records = await self.read(topic, start, await self.end(topic))
+            check_rows(tp, records)
+            for record in records:
                 key = (record.key or b"").decode()
                 if not key.startswith(prefix):
                     continue
@@ -342,7 +399,7 @@ def lines_of(found: Repair) -> list[str]:
     if found.copied:
         return [f"partition {found.partition}: goes on with these logs, which is written down in its manifest"]
     if not found.losses:
-        return [f"partition {found.partition}: no record was deleted unread, there is nothing to repair"]
+        return [f"partition {found.partition}: no record is missing or unreadable, there is nothing to repair"]
     lines = []
     for loss in found.losses:
         records = (
@@ -354,7 +411,7 @@ def lines_of(found: Repair) -> list[str]:
             what = f"{loss.unfinished:,} messages among them were not known to be done: they are lost"
         else:
             what = f"of {loss.unfinished:,} messages, those that they said are done come again"
-        lines.append(f"partition {found.partition}: {records} were deleted unread; {what}")
+        lines.append(f"partition {found.partition}: {records} were deleted unread, or are whole on no replica; {what}")
     if found.done:
         lines.append(f"partition {found.partition}: goes on without them, which is written down in its manifest")
     elif any(map(is_loss, found.losses)):

@@ -38,7 +38,15 @@ from marq.core.policies import Limits
 from marq.core.recovery import last_read, newest
 from marq.core.rows import table_of
 from marq.core.world import World
-from marq.errors import DeletedError, MarqError, NewerRowError, RewrittenError, RowError, UnavailableError
+from marq.errors import (
+    DeletedError,
+    MarqError,
+    NewerRowError,
+    RewrittenError,
+    RowError,
+    UnavailableError,
+    UnreadableError,
+)
 from marq.text import reason_of
 
 #: Seconds that Kafka may take to confirm an own marker before the claim is tried again, with a new nonce.
@@ -139,7 +147,7 @@ class TakeOver:
             except RowError as exc:
                 self.row_errors += 1
                 reason = str(exc)
-                if self.row_errors >= ATTEMPTS and not isinstance(exc, DeletedError | RewrittenError):
+                if self.row_errors >= ATTEMPTS and not isinstance(exc, DeletedError | RewrittenError | UnreadableError):
                     self._wipe()
                 if self.row_errors < 2 * ATTEMPTS:
                     self.ownership.log.warning(

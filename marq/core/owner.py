@@ -28,7 +28,7 @@ from marq.core.partition import Partition
 from marq.core.policies import DEFAULT_LIMITS, Limits, QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
 from marq.core.reading import Undecodable, Unreadable
-from marq.core.recovery import Deleted, Edges, deleted_unread, pass_deleted, recovering
+from marq.core.recovery import Deleted, Edges, deleted_unread, lose_markers, pass_deleted, recovering
 from marq.core.starts import Pending, Starts
 from marq.core.state import no_rows
 from marq.core.ticker import TICK_MAX_MS, Ticker
@@ -195,6 +195,10 @@ class Owner:
         """The limits of queues are spread over so many partitions from now on."""
         self.limits = self.limits._replace(partitions=partitions)
         self.flow.partitions = partitions
+
+    def skip_unreadable(self, start: int, stop: int) -> None:
+        """Go on without markers that no replica has whole: what they ended comes again. `repair` calls this."""
+        lose_markers(self.partition, start, stop)
 
     def _use(self, partition: Partition, orphans: Iterable[str] = (), old_manifests: Iterable[str] = ()) -> None:
         """Use this state, and make everything that depends on it."""

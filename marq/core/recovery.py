@@ -208,9 +208,14 @@ def _check_log_ends(number: int, manifest: rows.Manifest, edges: Edges) -> None:
 
 
 def _skip_deleted_markers(partition: Partition, start: int) -> None:
-    """Markers below ``start`` are gone: messages that they ended are delivered again."""
+    """Markers below ``start`` are gone."""
     position = partition.markers_position
     if start > position:
-        unsure = len(partition.messages) + partition.segments.parked_total()
-        note_loss(partition, rows.Loss("markers", position, start, unsure, partition.last_timestamp_ms))
-        partition.skip_markers(start)
+        lose_markers(partition, position, start)
+
+
+def lose_markers(partition: Partition, start: int, stop: int) -> None:
+    """Go on without the markers in ``[start, stop)``: messages that they ended are delivered again."""
+    unsure = len(partition.messages) + partition.segments.parked_total()
+    note_loss(partition, rows.Loss("markers", start, stop, unsure, partition.last_timestamp_ms))
+    partition.skip_markers(stop)

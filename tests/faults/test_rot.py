@@ -126,3 +126,41 @@ def test_a_partition_whose_markers_no_replica_has_whole_is_not_served_until_they
         lab.wait_served(150)
         lab.send("work-a", TOGETHER, partition=0)
         until(lambda: len(lab.handled()) == 2 * TOGETHER, "later messages are handled", 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_repair_names_what_no_replica_has_whole_and_ends_it_once_the_loss_is_accepted(
+    brokers: Brokers, tmp_path: Path
+) -> None:
+    with Lab(brokers, tmp_path) as lab:
+        lab.create()
+        for _ in range(2):
+            lab.send("work-a", TOGETHER, partition=0)
+        lab.wait_copied(lab.queue_topic, 2 * TOGETHER - 1)
+        for n in IDS:
+            rot.flip(brokers[n], lab.queue_topic, 0, 0)
+        worker = lab.start()
+        until(lambda: len(lab.handled()) == TOGETHER, "the messages behind it are handled", 60)
+        until(lambda: "offsets 0 to 19" in lab.command("repair", "--partition", "0").stdout, "it is named", 60)
+
+        accepted = lab.command("repair", "--partition", "0", "--accept-loss")
+        assert accepted.returncode == 0, accepted
+        until(lambda: worker.partitions()[0].get("unreadable") == [], "it has ended", 60)
+
+        # markers: the partition is unserved until the loss is accepted
+        worker.kill()
+        markers = f"{lab.name}.markers"
+        (*_, last) = rot.batches(brokers[1], markers, 0)
+        lab.wait_copied(markers, last.last)
+        for n in IDS:
+            rot.flip(brokers[n], markers, 0, last.first)
+        worker = lab.start(ready=False)
+        until(lambda: "can't be read from any replica" in worker.log, "it is unserved", 60)
+        named = lab.command("repair", "--partition", "0")
+        assert f"offsets {last.first} to {last.last} of the markers topic" in named.stdout, named
+        accepted = lab.command("repair", "--partition", "0", "--accept-loss")
+        assert accepted.returncode == 0, accepted
+        lab.wait_served(150)
+        lab.send("work-a", TOGETHER, partition=0)
+        until(lambda: {sent.id for sent in lab.sent[TOGETHER:]} <= lab.handled(), "later messages are handled", 60)

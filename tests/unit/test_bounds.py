@@ -88,6 +88,7 @@ CONSTANT: Callable[[Here], int] = lambda h: 60  # noqa: E731
 PARTITION = {
     "messages": PER_MESSAGE,
     "deliveries": PER_MESSAGE,
+    "missed": CONSTANT,  # ranges that no replica has whole
     "ahead": CONSTANT,  # ranges above the position: messages that were finished before they were read again
     "segments": lambda h: 30 * h.unfinished + 60,
     "lost": lambda h: recovery.LOSSES_MAX,

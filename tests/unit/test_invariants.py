@@ -105,6 +105,11 @@ def out_of_date(p: Partition) -> None:
 BROKEN: dict[str, tuple[Callable[[Partition], object], str]] = {
     "persisted beyond what was read": (lambda p: setattr(p, "persisted", p.position + 1), "persisted up to {}, read"),
     "persisted less than nothing": (assign(persisted=-1), "persisted up to {}, read"),
+    "unreadable before it was looked at": (
+        lambda p: p.missed.add(p.position, p.position + 1),
+        "is noted as unreadable, reading is at",
+    ),
+    "unreadable and in a segment": (lambda p: p.missed.add(0, 1), "was unreadable, and is in a segment"),
     "done ahead of reading, and read": (lambda p: p.ahead.add(0, 1), "is noted as done ahead of reading"),
     "an own marker that was not folded": (lambda p: setattr(p, "own", p.markers_position), "own marker {}, delivery"),
     "a delivery below the first": (assign(delivery=-1), "own marker {}, delivery"),

@@ -179,6 +179,6 @@ def test_lost_markers_are_told_as_messages_that_come_again() -> None:
     (line, _) = lines_of(Repair(3, [Loss("markers", 5, 9, 4, 0)], False))
 
     assert line == (
-        "partition 3: offsets 5 to 8 of the markers topic (4 records) were deleted unread; of 4 messages, "
+        "partition 3: offsets 5 to 8 of the markers topic (4 records) were deleted unread, or are whole on no replica; of 4 messages, "
         "those that they said are done come again"
     )
