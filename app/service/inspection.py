@@ -235,7 +235,10 @@ class Inspection:
         dead_queues = {queue: self._catalog.settings_of(queue).dead_letters_of(queue) for queue in queues}
         wanted = [*dict.fromkeys([*queues, *dead_queues.values()])]
         # at once: each waits for a worker that stands still
-        ((counts, missing), ages, breakers, received), (unserved, stalled, unreadable, uncounted) = await asyncio.gather(
+        (
+            ((counts, missing), ages, breakers, received),
+            (unserved, stalled, unreadable, uncounted),
+        ) = await asyncio.gather(
             asyncio.gather(
                 self._census.total(wanted, fresh=queues[0] if len(queues) == 1 else ""),
                 self._census.oldest(queues),

@@ -120,8 +120,8 @@ def test_records_whose_messages_were_done_need_no_repair() -> None:
 
     assert not found.done and logs.written == []
     assert lines_of(found) == [
-        "partition 0: offsets 6 to 6 of the queue topic (1 records) were deleted unread; all messages among them are "
-        "done: 0 lost",
+        "partition 0: offsets 6 to 6 of the queue topic (1 records) were deleted unread, or are whole on no "
+        "replica; all messages among them are done: 0 lost",
         "partition 0: there is nothing to repair, workers go on by themselves",
     ]
 
@@ -179,6 +179,6 @@ def test_lost_markers_are_told_as_messages_that_come_again() -> None:
     (line, _) = lines_of(Repair(3, [Loss("markers", 5, 9, 4, 0)], False))
 
     assert line == (
-        "partition 3: offsets 5 to 8 of the markers topic (4 records) were deleted unread, or are whole on no replica; of 4 messages, "
-        "those that they said are done come again"
+        "partition 3: offsets 5 to 8 of the markers topic (4 records) were deleted unread, or are whole on no "
+        "replica; of 4 messages, those that they said are done come again"
     )

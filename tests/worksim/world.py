@@ -471,6 +471,7 @@ class World:
             (app.engine.changelogs, "AIOKafkaAdminClient", Admin),
             (app.engine.queues_topic, "AIOKafkaProducer", PlainProducer),
             (app.engine.queues_topic, "decode_with", lambda *_: None),
+            (app.engine.changelogs, "decode_with", lambda *_: None),
             (app.engine.unread_counter, "decode_with", lambda *_: None),
             (app.engine.unread_counter, "release", PlainConsumer.unsubscribe),
             (app.streaming.raw_table, "rocksdict", SimpleNamespace(WriteBatch=WriteBatch)),
