@@ -58,10 +58,20 @@ class LogEnds(Service):
         self._consumer: AIOKafkaConsumer | None = None
 
     async def ask(self, tps: Sequence[TopicPartition]) -> Ends:
-        """The end of each, as readers see it. Raises `KafkaError`."""
+        """The end of each that has a leader, as readers see it. Raises `KafkaError`.
+
+        aiokafka would answer for none as long as one has no leader.
+        """
         if self._consumer is None:
             return {}
-        return await self._consumer.end_offsets(tps)  # type: ignore[no-any-return]
+        client = self._consumer._client
+        for topic in dict.fromkeys(tp.topic for tp in tps):
+            await client._wait_on_metadata(topic)
+        leaders = {tp: client.cluster.leader_for_partition(tp) for tp in tps}
+        led = [tp for tp, node in leaders.items() if node is not None and node >= 0]
+        if len(led) < len(tps):
+            client.force_metadata_update()
+        return await self._consumer.end_offsets(led) if led else {}
 
     async def begin_of(self, tp: TopicPartition, offset: int) -> Begin | None:
         """The first record of a transaction, which is at this offset; None if there is no such transaction.

@@ -426,6 +426,20 @@ class _Ended:
     async def _proc_fetch_request(self, *args: Any) -> bool:
         raise AssertionError
 
+    # -- of a client
+
+    async def _wait_on_metadata(self, topic: str) -> None: ...
+
+    def force_metadata_update(self) -> None: ...
+
+    @property
+    def cluster(self) -> _Ended:
+        return self
+
+    def leader_for_partition(self, tp: TopicPartition) -> int:
+        kafka: Kafka = current().world.kafka
+        return -1 if kafka.log(*tp).is_away else 0
+
 
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
