@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -21,6 +22,7 @@ from app.kafka.topics import Topics
 from app.settings import Settings
 from app.streaming.fetching import decode_with
 from app.streaming.log_edges import release
+from marq.clock import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ FETCH_BYTES, PART_MIN_BYTES, PART_MAX_BYTES = 16 * 1024 * 1024, 64 * 1024, 1024 
 FETCH_WAIT_MS = 500
 #: Seconds between two questions where the logs end, and two looks at which partitions have to be counted.
 ENDS_S, LOOK_S = 0.5, 0.2
+#: The type of a timestamp that is the broker's.
+LOG_APPEND_TIME = 1
 #: Seconds for which the reader is kept while no partition needs it, and after which it is made anew when it failed.
 IDLE_S, AGAIN_S = 10.0, 1.0
 #: Deliveries a second from which counting takes this share of the worker's time at most.
@@ -63,6 +67,7 @@ class UnreadCounter:
         self._wanted: dict[int, OwnedPartition] = {}  # partitions that were paused
         self._task: asyncio.Task[None] | None = None
         self._positions: dict[TopicPartition, int] = {}  # of the reader
+        self._ended: dict[TopicPartition, tuple[int, int]] = {}  # where a log ended, and when that was asked
         self._used_s = self._asked_s = -1e9  # monotonic
         self._delivered: tuple[float, int] = (-1e9, 0)  # when deliveries were last counted, and their number
         self._busy = False
@@ -122,18 +127,26 @@ class UnreadCounter:
             await asyncio.sleep(LOOK_S)
             return
         if time.monotonic() - self._asked_s >= ENDS_S:
-            self._asked_s = time.monotonic()
+            self._asked_s, asked_ms = time.monotonic(), now_ms()
             for tp, end in (await self._ownership.log_ends.ask(list(owned_of))).items():
                 owned_of[tp].log_end = end
+                self._ended[tp] = (end, asked_ms)
         began_s = time.thread_time()
         found = await consumer.getmany(timeout_ms=round(LOOK_S * 1000), max_records=STEP_RECORDS)
         for tp, owned in owned_of.items():
             start, stop = self._positions[tp], await consumer.position(tp)
             if stop > start and self._needs(owned):
-                owned.owner.partition.count_unread(start, stop, found.get(tp, ()))
+                records = found.get(tp, ())
+                owned.owner.count_unread(start, stop, records, now_ms(), self._since_ms(tp, start, records))
             self._positions[tp] = stop
         spent_s = min(time.thread_time() - began_s, STEP_MAX_S)
         await asyncio.sleep(spent_s / BUSY_SHARE if found and self._is_busy() else 0)
+
+    def _since_ms(self, tp: TopicPartition, start: int, records: Sequence[Any]) -> int | None:
+        """When the log was last seen to end at `start` or below; None: not known, or the timestamps are producers'."""
+        end, at_ms = self._ended.get(tp, (-1, 0))
+        stamped = bool(records) and getattr(records[0], "timestamp_type", LOG_APPEND_TIME) == LOG_APPEND_TIME
+        return at_ms if stamped and 0 <= end <= start else None
 
     def _assign(self, consumer: AIOKafkaConsumer, owned_of: dict[TopicPartition, OwnedPartition]) -> None:
         """Read these partitions, from where each was counted to."""

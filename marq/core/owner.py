@@ -301,11 +301,25 @@ class Owner:
         """
         if self.phase is Phase.FAILED:
             return True
-        position = self.partition.position
+        self._saw_arrive(self.partition.position, start, stop, records, now_ms, since_ms)
+        return self.partition.ingest(start, stop, records)
+
+    def count_unread(self, start: int, stop: int, records: Sequence[Any], now_ms: int, since_ms: int | None) -> bool:
+        """Count a chunk of the queue topic beyond the position. For the arguments see :meth:`ingest`.
+
+        Returns False if it begins too late: read from ``partition.unread.stop`` on.
+        """
+        partition = self.partition
+        counted = max(partition.unread.stop, partition.position)
+        self._saw_arrive(counted, start, stop, records, now_ms, since_ms)
+        return partition.count_unread(start, stop, records)
+
+    def _saw_arrive(
+        self, position: int, start: int, stop: int, records: Sequence[Any], now_ms: int, since_ms: int | None
+    ) -> None:
         if since_ms is not None and records and start <= position < stop:
             new = records if records[0].offset >= position else [r for r in records if r.offset >= position]
             self.ticker.read(position, new, now_ms, since_ms)
-        return self.partition.ingest(start, stop, records)
 
     def read_again(self, start: int, stop: int, records: Sequence[Any]) -> None:
         """Take up records in ``[start, stop)``, where something was unreadable when reading passed it."""

@@ -399,6 +399,19 @@ def test_what_waited_to_be_read_is_no_proof_of_a_wrong_clock() -> None:
     assert outcomes(worker) == {"expired": 1}
 
 
+def test_what_memory_does_not_allow_to_keep_is_compared_when_it_is_counted() -> None:
+    """It is read again later, when nothing tells how long it has been in the log."""
+    worker = served()
+    worker.broker.queue_off_ms = -SKEW_MS
+    worker.queue_log.append(worker.record(headers=ttl(20_000)))
+    assert worker.owner.count_unread(0, 1, worker.queue_log, worker.clock_ms, worker.clock_ms)
+    wait(worker, 10_000)
+    worker.read_queue()
+
+    assert received(worker) == [0]
+    assert outcomes(worker) == {}
+
+
 def test_the_distance_of_both_clocks_is_known() -> None:
     worker = served()
     before = worker.owner.ticker.behind_ms
