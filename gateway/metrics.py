@@ -157,6 +157,13 @@ class Collector:
         for reason, count in self.connections.refused.items():
             refused.add_metric([reason], count)
         yield refused
+        answers = self.connections.answers
+        yield GaugeMetricFamily(
+            "marq_unread_answer_bytes", "Bytes of large answers that clients have not read.", value=answers.used_bytes
+        )
+        yield CounterMetricFamily(
+            "marq_refused_answers", "Receives and large answers refused because of those.", value=answers.refused
+        )
         yield GaugeMetricFamily(
             "marq_waiting_receives", "Receives that wait at this worker.", value=self.receives.count
         )

@@ -20,9 +20,12 @@ from marq import __version__
 from marq.core.markers import Start, decode
 from marq.core.ranges import offsets_in
 from tests.integration.cluster import ROOT, Cluster, Worker, until
+from tests.integration.json_client import Client
 
 #: The commit of version 0.1.0.
 RELEASED = "e0b59913835af6662fd512b2bdf241041db29809"
+#: A commit between 0.1 and 0.2.
+URL_ALONE = "3c996ff"
 FOLDERS = ("app", "agents", "tables", "gateway", "marq", "tests")
 IGNORED = ignore_patterns("__pycache__", "golden")
 LOAD_PER_S = 200
@@ -68,6 +71,18 @@ def take_larger_messages(cluster: Cluster) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(20)
+
+
+@pytest.fixture
+def without_identities(tmp_path: Path) -> Path:
+    """The last commit whose workers announce a URL alone."""
+    if subprocess.run(["git", "cat-file", "-e", URL_ALONE], cwd=ROOT, capture_output=True, check=False).returncode:
+        pytest.skip("the repository has no history")
+    code = tmp_path / "before"
+    code.mkdir()
+    packed = subprocess.run(["git", "archive", URL_ALONE, *FOLDERS], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(code)], input=packed, check=True)
+    return code
 
 
 @pytest.fixture
@@ -183,3 +198,23 @@ def test_there_is_no_way_back_to_0_1_and_it_says_so(kafka: str, tmp_path: Path, 
         back = cluster.start("back", ready=False, code=former)
         until(lambda: not back.running, "its end", 60)
         assert "damaged manifest" in back.log and "max_timestamp_ms" in back.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leader", ["before", "this"])
+def test_workers_that_announce_a_url_alone_and_those_with_an_identity_reach_each_other(
+    kafka: str, tmp_path: Path, without_identities: Path, leader: str
+) -> None:
+    codes = (without_identities, ROOT) if leader == "before" else (ROOT, without_identities)
+    with Cluster(kafka, tmp_path, partitions=4, handlers="") as cluster:
+        workers = [cluster.start(ready=index == 0, code=code) for index, code in enumerate(codes)]
+        cluster.wait_served()
+        assert all(worker.serving() for worker in workers)
+        for worker in workers:
+            queue = f"of-{worker.folder.name}"
+            cluster.send(queue, 40)
+            taken: list[Any] = []
+            while len(taken) < 40 and (messages := Client(worker.url).receive(queue, 10, 3_000)):
+                taken += messages
+            assert {message["partition"] for message in taken} == {0, 1, 2, 3}
+            assert not worker.get("/v1/workers")[1].get("troubles")
