@@ -340,10 +340,10 @@ class Receives:
             waiter.room,
             waiter.lease_ms,
             waiter.name,
-            waiter.whole,
-            read_up,
-            self.peers.url if watch else "",
-            waiter.size_bytes,
+            whole=waiter.whole,
+            read_up=read_up,
+            url=self.peers.url if watch else "",
+            size_bytes=waiter.size_bytes,
         )
         self._fetching += 1
         try:

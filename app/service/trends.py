@@ -315,12 +315,12 @@ class Trends(Service):
             time.monotonic(),
             names,
             workers,
-            peers.missing(answers),
-            peers.unseen(answers),
-            peers.troubles(),
-            {},
-            first,
-            history,
+            missing=peers.missing(answers),
+            unseen=peers.unseen(answers),
+            troubles=peers.troubles(),
+            queues={},
+            first=first,
+            history=history,
         )
         if before is not None and _counts_of(before) == _counts_of(now):
             now.queues = before.queues

@@ -255,7 +255,7 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
         )
         health.define(app, ownership, Keys(None))
         view = SimpleNamespace(json=lambda state, status=200: (status, json.dumps(state)))
-        assert (await pages["/health/ready"](view, None))[0] == 200
+        assert (await pages["/health/ready"](view, SimpleNamespace(headers={"Host": "localhost"})))[0] == 200
         crashed = []
 
         async def crash(exc: BaseException) -> None:
@@ -264,7 +264,7 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
         app.crash, app.log = crash, SimpleNamespace(error=lambda *_, **__: None)
         app._reason = lambda exc: exc
         MarqApp.fail(app, InternalError("planted"))
-        status, body = await pages["/health/ready"](view, None)
+        status, body = await pages["/health/ready"](view, SimpleNamespace(headers={"Host": "localhost"}))
         assert status == 503
         assert "planted" in body
         await asyncio.sleep(0)
