@@ -8,7 +8,7 @@ from tests.unit.test_imports import MODULES
 
 #: Positional arguments that a call may have.
 MOST = 7
-#: Made for each message or step of the fold, where names would cost more than the rest; and lists of columns and fields.
+#: Made for each message or step of the fold, where names would cost more than the rest; lists of columns and fields.
 WITHOUT_NAMES = {"Received", "Event", "State", "select", "concat", "CompactArray", "Schema"}
 
 
