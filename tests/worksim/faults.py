@@ -95,6 +95,8 @@ THEMES = {
     "bits": Theme({"bits": 6.0, "end": 1.0, "kill": 1.0, "damage": 0.5}),
     # somebody repeats what workers say to each other, and makes it up
     "strangers": Theme({"strangers": 6.0, "network": 1.0, "kill": 1.0, "end": 1.0}),
+    # the clocks of brokers step, and workers change
+    "clocks": Theme({"broker clock": 6.0, "end": 0.5, "stand": 0.5}),
     # queues are made, deleted, made again and forgotten
     "jobs": Theme({"kill": 1.0, "end": 1.0, "stand": 1.0}, seconds=60.0, slow=0.3, jobs=True),
     # as in a deploy

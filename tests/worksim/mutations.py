@@ -40,6 +40,7 @@ from app.service.polling import PeerPolling
 from app.service.purges import PurgeHere, Purges
 from app.service.receives import Receives
 from marq.core.owner import Owner, Phase
+from marq.core.queue_clock import QueueClock
 from tests.worksim.group import Thread
 from tests.worksim.store import Table
 from tests.worksim.truth import Violation
@@ -278,6 +279,11 @@ MUTATIONS: dict[str, Mutation] = {
         "A local store of another cluster is not read.",
         _replaced(Identity, "of_store", lambda *_: None),
         "disks",
+    ),
+    "all stamps are believed": Mutation(
+        "A stamp from before its message can have been sent is of a clock that is behind.",
+        _replaced(QueueClock, "read", lambda *_: False),
+        "clocks",
     ),
     "calls count twice": Mutation(
         "A call between workers counts once.", _replaced(Seals, "take", _nothing), "strangers"
