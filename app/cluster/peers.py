@@ -168,6 +168,10 @@ class Peers(Service):
         """URL of this worker, for people."""
         return self._at(self.url).url
 
+    def shown(self, url: str) -> str:
+        """The URL of another worker, for people."""
+        return self._at(url).url
+
     def announce(self, url: str, name: str) -> str:
         """The address of this process, with a new identity. `name`: the worker's."""
         return addresses.announce(url, addresses.new_identity(name), self._keys_for(addresses.PURPOSE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -28,15 +28,16 @@ class Point(msgspec.Struct, array_like=True):
     unfinished: int
     in_flight: int
     oldest_ms: int
+    counted: int = -1  # partitions that are counted to their end; -1: a worker of an earlier version
 
 
 class Series(msgspec.Struct):
-    """The history of a queue: from the step ``first`` on, one number a step."""
+    """The history of a queue: from the step ``first`` on, one number a step; None: not known."""
 
     first: int
-    sent: list[int]
-    unfinished: list[int]
-    in_flight: list[int]
+    sent: list[int | None]
+    unfinished: list[int | None]
+    in_flight: list[int | None]
 
     def since(self, step: int) -> Series:
         """The part from a step on, with two points at least."""
@@ -44,10 +45,13 @@ class Series(msgspec.Struct):
         return Series(self.first + cut, self.sent[cut:], self.unfinished[cut:], self.in_flight[cut:])
 
     @property
-    def done(self) -> list[int]:
+    def done(self) -> list[int | None]:
         """The messages that were finished in each step."""
-        changes = [0, *(after - before for before, after in pairwise(self.unfinished))]
-        return [max(0, sent - change) for sent, change in zip(self.sent, changes, strict=True)]
+        changes = [0, *(None if None in both else both[1] - both[0] for both in pairwise(self.unfinished))]  # type: ignore[operator]
+        return [
+            None if sent is None or change is None else max(0, sent - change)
+            for sent, change in zip(self.sent, changes, strict=True)
+        ]
 
 
 class History:
@@ -85,7 +89,7 @@ class History:
         first = self.step + 1
         cut = first % POINTS
 
-        def turned(ring: array[int]) -> list[int]:
+        def turned(ring: array[int]) -> list[int | None]:
             return [*ring[cut:], *ring[:cut]]
 
         return Series(first - POINTS, turned(self.sent), turned(self.unfinished), turned(self.in_flight))
@@ -100,8 +104,12 @@ class History:
         return sent / (RATE_POINTS * STEP_S), done / (RATE_POINTS * STEP_S)
 
 
-def merged(histories: Iterable[Sequence[Point]], last: int) -> tuple[int, list[Point]]:
-    """The sum of the histories of workers: its first step, and its points up to the step `last`."""
+def merged(histories: Iterable[Sequence[Point]], last: int, partitions: int) -> tuple[int, list[Point | None]]:
+    """The sum of the histories of workers: its first step, and its points up to the step `last`.
+
+    A point is None if not all partitions are in it: a worker stood still, or was late, or they had no owner. That of
+    the last step is left out then, because it may be on its way.
+    """
     points: dict[int, Point] = {}
     for history in histories:
         for point in history:
@@ -118,32 +126,33 @@ def merged(histories: Iterable[Sequence[Point]], last: int) -> tuple[int, list[P
                 total.unfinished + point.unfinished,
                 total.in_flight + point.in_flight,
                 max(total.oldest_ms, point.oldest_ms),
+                -1 if min(total.counted, point.counted) < 0 else total.counted + point.counted,
             )
     if not points:
         return last + 1, []
     first = min(points)
-    nothing = Point(0, (0, 0, 0, 0, 0, 0), 0, 0, -1)
-    found: list[Point] = []
+    found: list[Point | None] = []
     for step in range(first, last + 1):
-        if step in points:
-            found.append(points[step])
-        else:  # no worker took a sample in time: repeat the counts of before
-            before = found[-1]
-            found.append(Point(step, nothing.flows, before.unfinished, before.in_flight, before.oldest_ms))
+        known = points.get(step)
+        found.append(known if known is not None and known.counted in (-1, partitions) else None)
+    if found[-1] is None:
+        found.pop()
     return first, found
 
 
-def summed(told: Sequence[Series], last: int) -> Series:
-    """The sum of histories of a queue, of `POINTS` steps up to ``last``."""
-    first = last - POINTS + 1
-    total = Series(first, [0] * POINTS, [0] * POINTS, [0] * POINTS)
-    for one in told:
-        end = one.first + len(one.sent) - 1
-        for i in range(POINTS):
-            step = first + i
+def summed(told: Sequence[Series], last: int, known: Container[int]) -> Series:
+    """The sum of histories of a queue, of `POINTS` steps up to ``last``. Steps that are not ``known`` have None."""
+    steps = range(last - POINTS + 1, last + 1)
+    total = Series(steps.start, [None] * POINTS, [None] * POINTS, [None] * POINTS)
+    for i, step in enumerate(steps):
+        if step not in known:
+            continue
+        sent = unfinished = in_flight = 0
+        for one in told:
             at = min(max(step - one.first, 0), len(one.sent) - 1)
-            total.unfinished[i] += one.unfinished[at]
-            total.in_flight[i] += one.in_flight[at]
-            if one.first <= step <= end:
-                total.sent[i] += one.sent[at]
+            unfinished += one.unfinished[at] or 0
+            in_flight += one.in_flight[at] or 0
+            if 0 <= step - one.first < len(one.sent):
+                sent += one.sent[at] or 0
+        total.sent[i], total.unfinished[i], total.in_flight[i] = sent, unfinished, in_flight
     return total

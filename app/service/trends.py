@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import add
 from typing import Any
 
@@ -20,7 +20,7 @@ from app.cluster.peers import MemberTrouble, Peers, peer_call
 from app.engine.ownership import Ownership
 from app.engine.second_looks import unreadable_in
 from app.engine.stalls import Stall
-from app.service.census import Census
+from app.service.census import Census, Uncounted
 from app.service.descriptions import LossView
 from app.service.histories import FLOWS, POINTS, STEP_S, History, Point, Series, merged, summed
 from app.service.watches import Receivers
@@ -85,6 +85,7 @@ class WorkerNow(msgspec.Struct):
     breakers: list[str]  # queues whose circuit breaker is open
     history: list[Point]
     topics: list[str] = []  # what is wrong with their partitions
+    uncounted: dict[int, int] = {}  # partition -> milliseconds for which messages there were not counted
     lost: dict[int, list[LossView]] = {}  # partition -> what it has lost within a day
 
 
@@ -105,7 +106,8 @@ class Cluster(msgspec.Struct):
     troubles: list[MemberTrouble]
     queues: dict[str, QueueNow]
     first: int  # step
-    history: list[Point]  # without gaps
+    history: list[Point | None]  # None: not all partitions were counted
+    unknown: dict[int, int] = {}  # partition that is not counted, or not to its end -> since when, in ms of this clock
     shown: dict[Any, Any] = {}  # what pages made of it; kept for as long as it stays true
 
 
@@ -136,6 +138,8 @@ class Trends(Service):
         self._now: dict[str, QueueNow] = {}
         self._counted_s = -1e9  # monotonic
         self._counted = 0
+        self._uncounted = Uncounted({}, [], [])  # at that time
+        self._unknown: dict[int, int] = {}  # partitions that no worker has counted -> since when, in ms of this clock
         self._counting_s = 0.0  # that the last counting took
         self._ages: dict[str, int] = {}
         self._aged_s = -1e9  # monotonic
@@ -172,6 +176,7 @@ class Trends(Service):
                 sum(one.unfinished for one in now),
                 sum(one.in_flight for one in now),
                 max((one.oldest_ms for one in now), default=-1),
+                len(self._uncounted.served) - len(self._uncounted.since_ms),
             )
         )
         del self._points[:-POINTS]
@@ -208,6 +213,7 @@ class Trends(Service):
             if time.monotonic() - self._counted_s < max(kept_s, self._counting_s / COUNTING_SHARE):
                 return
             ages = await self._ages_now(kept_s)
+            self._uncounted = await self._census.uncounted_here([])
             began_s = time.thread_time()
             counts, sent = self._census.counts(), self._ownership.intake.take()
             now: dict[str, QueueNow] = {}
@@ -276,6 +282,7 @@ class Trends(Service):
             breakers=sorted(q for q, b in ownership.breakers.states().items() if b.state != "closed"),
             history=self._points,
             topics=ownership.topic_lines,
+            uncounted=self._uncounted.since_ms,
             lost={n: losses for n, one in owned.items() if (losses := LossView.recent(one.owner.partition))},
         )
 
@@ -309,7 +316,7 @@ class Trends(Service):
         last = int(time.time()) // STEP_S - 1
         self._left |= {url: told.history for url, told in workers.items()}
         self._left = {url: h for url, h in self._left.items() if h and h[-1].step > last - POINTS}
-        first, history = merged(self._left.values(), last)
+        first, history = merged(self._left.values(), last, self._ownership.topics.partitions)
         peers = self._peers
         now = Cluster(
             time.monotonic(),
@@ -322,6 +329,7 @@ class Trends(Service):
             first=first,
             history=history,
         )
+        now.unknown = self._unknown = self._not_counted(workers.values())
         if before is not None and _counts_of(before) == _counts_of(now):
             now.queues = before.queues
             if before.names == names:
@@ -336,15 +344,29 @@ class Trends(Service):
             await asyncio.sleep(0)
         return now
 
+    def others(self, cluster: Cluster) -> list[str]:
+        """URLs at which people find other workers that answer."""
+        return [self._peers.shown(url) for url in cluster.workers if url != self._peers.url]
+
+    def _not_counted(self, workers: Iterable[WorkerNow]) -> dict[int, int]:
+        """The partitions of which messages are in no figure, and since when."""
+        now, since, served = time.time_ns() // 1_000_000, dict[int, int](), set[int]()
+        for told in workers:
+            served.update(told.partitions)
+            since |= {number: now - ms for number, ms in told.uncounted.items()}
+        since |= {number: now for number in range(self._ownership.topics.partitions) if number not in served}
+        return {number: min(ms, self._unknown.get(number, ms)) for number, ms in since.items()}
+
     async def series(self, queues: list[str]) -> dict[str, Series]:
-        """The histories of some queues, added up over the workers that answer. All have the same length."""
-        last = int(time.time()) // STEP_S - 1
-        told = [
-            answer
-            for answer in (await self._peers.everywhere(self.series_here, SeriesWanted(queues))).values()
-            if not isinstance(answer, MarqError)
-        ]
-        return {queue: summed([one[queue] for one in told if queue in one], last) for queue in queues}
+        """The histories of some queues, added up over all workers. All have the same length."""
+        cluster = await self.cluster()
+        answers = await self._peers.everywhere(self.series_here, SeriesWanted(queues))
+        told = {url: answer for url, answer in answers.items() if not isinstance(answer, MarqError)}
+        # what a worker had of a queue that does not answer any more, or is gone, nobody can tell
+        lost = max((history[-1].step for url, history in self._left.items() if url not in told), default=-1)
+        known = {step for step, point in enumerate(cluster.history, cluster.first) if point is not None and step > lost}
+        last = cluster.first + len(cluster.history) - 1
+        return {queue: summed([one[queue] for one in told.values() if queue in one], last, known) for queue in queues}
 
 
 def _counts_of(cluster: Cluster) -> dict[str, tuple[str, int]]:

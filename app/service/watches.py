@@ -13,15 +13,12 @@ from app.cluster.peers import Peers, peer_call
 from app.engine.catalog import Catalog
 from app.service.census import Census
 from marq.errors import MarqError
+from marq.waiting import FORSAKEN_MS, RECENT_S, forsaken
 
-#: Seconds after its begin for which a receive over HTTP counts.
-RECENT_S = 60.0
 #: Queues for which that is remembered.
 REMEMBERED_MAX = 100_000
 #: Seconds between checks for queues without a receiver.
 LOOK_S = 30.0
-#: Age of the oldest message from which on a queue without a receiver is logged.
-NAMED_AFTER_MS = 60_000
 #: Queues that are named in one line of the log.
 LISTED_MAX = 20
 #: Queues that are looked at before other work gets its turn.
@@ -97,7 +94,7 @@ class Receivers(Service):
             for queue, states in counts.items()
             if queue
             and states["ready"]
-            and ages.get(queue, 0) >= NAMED_AFTER_MS
+            and ages.get(queue, 0) >= FORSAKEN_MS
             and not self._catalog.takes_dead_letters(queue)
         }
         for queue in await self.receivers_here(list(waiting)):
@@ -113,12 +110,7 @@ class Receivers(Service):
         if new:
             more = f" and {len(new) - LISTED_MAX} more" if len(new) > LISTED_MAX else ""
             listed = ", ".join(f"{queue} ({self.without[queue]})" for queue in new[:LISTED_MAX])
-            self.log.warning(
-                "Messages wait in queues that nobody receives from (no worker has a handler for them, and no receive "
-                "came in the last minute): %s%s",
-                listed,
-                more,
-            )
+            self.log.warning("Messages wait, and %s", forsaken(f"{listed}{more}"))
 
     @Service.task
     async def _look_again(self) -> None:

@@ -28,6 +28,7 @@ from gateway.ui.fields import FIELDS
 from gateway.ui.login import SessionApi
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.errors import BadValueError, NotAllowedError, NotFoundError
+from marq.waiting import forsaken
 
 #: Queues that the overview names for each kind of problem.
 NAMED_MAX = 8
@@ -101,7 +102,7 @@ class Api:
         return answer(
             request,
             {
-                "now_ms": _now_ms(),
+                **self._frame(cluster, grants),
                 "totals": counted.totals,
                 "queues": len(self._names(cluster, grants)),
                 "history": _history(cluster) if everywhere else None,
@@ -117,6 +118,15 @@ class Api:
                 "busiest": counted.busiest,
             },
         )
+
+    def _frame(self, cluster: Cluster, grants: Grants) -> dict[str, Any]:
+        """What each page has to know: since when figures leave something out, and where other workers are."""
+        unknown = {"partitions": sorted(cluster.unknown), "since_ms": min(cluster.unknown.values(), default=0)}
+        return {
+            "now_ms": _now_ms(),
+            "unknown": unknown if cluster.unknown else None,
+            "others": sorted(self._trends.others(cluster)) if grants.allow_everywhere("inspect") else [],
+        }
 
     def _counted(self, cluster: Cluster, grants: Grants) -> _Counted:
         """The sums of the overview, over all queues that the key may inspect."""
@@ -189,7 +199,7 @@ class Api:
                 if queue in shown:
                     without[queue] = without.get(queue, 0) + count
         for queue, count in _largest(without):
-            found.append({"kind": "without_receiver", "queue": queue, "count": count})
+            found.append({"kind": "without_receiver", "queue": queue, "count": count, "words": forsaken("it")})
         more = len(without) - NAMED_MAX
         if more > 0:
             found.append({"kind": "more_without_receiver", "count": more})
@@ -217,7 +227,7 @@ class Api:
         return answer(
             request,
             {
-                "now_ms": _now_ms(),
+                **self._frame(cluster, grants),
                 "total": len(names),
                 "page": page,
                 "pages": pages,
@@ -292,7 +302,7 @@ class Api:
             cluster = await self._trends.cluster()
             series = (await self._trends.series([queue]))[queue].since(cluster.first)
             record = self._catalog.records.get(queue)
-            told |= {
+            told |= self._frame(cluster, grants) | {
                 "now": _told(cluster.queues.get(queue, QueueNow())) | {"dead": self._dead_of(cluster, queue)},
                 "missing": len(cluster.missing),
                 "history": {
@@ -373,21 +383,24 @@ def _told(now: QueueNow) -> dict[str, Any]:
 
 
 def _history(cluster: Cluster) -> dict[str, Any]:
-    columns = list(zip(*(point.flows for point in cluster.history), strict=True)) or [()] * len(FLOWS)
+    history = cluster.history
+    nothing = (None,) * len(FLOWS)
+    columns = list(zip(*(p.flows if p is not None else nothing for p in history), strict=True)) or [()] * len(FLOWS)
     return {
         "first_ms": cluster.first * STEP_S * 1000,
         "step_ms": STEP_S * 1000,
         **dict(zip(FLOWS, columns, strict=True)),
-        "unfinished": [point.unfinished for point in cluster.history],
-        "in_flight": [point.in_flight for point in cluster.history],
-        "oldest_ms": [max(0, point.oldest_ms) for point in cluster.history],
+        "unfinished": [None if point is None else point.unfinished for point in history],
+        "in_flight": [None if point is None else point.in_flight for point in history],
+        "oldest_ms": [None if point is None else max(0, point.oldest_ms) for point in history],
     }
 
 
-def _thin(values: list[int]) -> list[int]:
-    """About `SPARK_POINTS` of the values: the highest of each stretch."""
+def _thin(values: list[int | None]) -> list[int | None]:
+    """About `SPARK_POINTS` of the values: the highest of each stretch that is known."""
     size = -(-len(values) // SPARK_POINTS)
-    return [max(values[i : i + size]) for i in range(0, len(values), size)]
+    parts = ([n for n in values[i : i + size] if n is not None] for i in range(0, len(values), size))
+    return [max(part, default=None) for part in parts]
 
 
 def _task(task: MoveTask) -> dict[str, Any]:

@@ -13,6 +13,6 @@
     doctor      what is wrong, and what to do
     checks      the checks of the doctor, on facts that somebody gathered
 
-May import `marq.client`, `marq.clock`, `marq.core.policies`, `marq.errors`, `marq.protocol` and `marq.text`. Of
-others it needs click and rich, which the extra `marq[cli]` brings.
+May import `marq.client`, `marq.clock`, `marq.core.policies`, `marq.errors`, `marq.protocol`, `marq.text` and
+`marq.waiting`. Of others it needs click and rich, which the extra `marq[cli]` brings.
 """

@@ -15,6 +15,7 @@ import msgspec
 
 from marq.cli.values import duration, number, size
 from marq.core.policies import QueueSettings
+from marq.waiting import forsaken, is_forsaken
 
 #: Milliseconds by which clocks may differ.
 CLOCK_MS = 5_000
@@ -27,12 +28,14 @@ FILES_KEPT = 1_024
 CHECKPOINT_MS = 60_000
 #: Records that an owner may be behind its logs.
 LAG = 100_000
-#: Milliseconds for which messages may wait in a queue from which nobody receives.
-FORSAKEN_MS = 5 * 60_000
 #: Days that a certificate should still be valid.
 CERTIFICATE_DAYS = 14
 #: Queues or partitions that a finding names.
 NAMED = 5
+
+
+#: What to do if not everything could be looked at.
+UNSEEN_MEND = "look again when all workers answer, with a key that has the permission inspect:*"
 
 
 class Level(Enum):
@@ -72,7 +75,9 @@ class Facts(msgspec.Struct):
     stalled: dict[str, Any] = {}
     queues: list[dict[str, Any]] | None = None
     dead_letter_queues: dict[str, str] = {}  # of queues that name one
-    clock_ms: int = 0  # ours, when the workers told theirs
+    narrow: str = ""  # why only some of the queues are seen
+    clock_ms: int = 0  # ours, when the workers had told theirs …
+    asked_ms: int = 0  # … and how long they took
     certificate_days: float | None = None
 
 
@@ -93,13 +98,26 @@ def check(name: str, needs: str = "url") -> Callable[[Callable[[Facts], Iterator
                 yield Finding(name, Level.SKIPPED, "could not be looked at")
                 return
             found = [Finding(name, *one) for one in function(facts)]
-            yield from found or [Finding(name, Level.OK, (function.__doc__ or "").strip())]
+            well, unseen = (function.__doc__ or "").strip(), _unseen(facts, needs)
+            if found:
+                yield from found
+            elif unseen:
+                yield Finding(name, Level.SKIPPED, f"{well}, as far as can be seen: {unseen}", UNSEEN_MEND)
+            else:
+                yield Finding(name, Level.OK, well)
 
         run.__name__ = function.__name__
         CHECKS.append(run)
         return run
 
     return decorate
+
+
+def _unseen(facts: Facts, needs: str) -> str:
+    """What a check could not look at, of those facts; "" if it saw all of them."""
+    if needs in ("workers", "partitions", "queues") and facts.missing:
+        return f"{_some(facts.missing)} did not answer"
+    return facts.narrow if needs == "queues" else ""
 
 
 def examine(facts: Facts) -> list[Finding]:
@@ -244,10 +262,19 @@ def clocks(facts: Facts) -> Found:
         for broker, at_ms in (one.get("brokers_ms") or {}).items():
             told.setdefault(broker, []).append(at_ms)
     found += [(f"broker {broker}", median_low(times)) for broker, times in sorted(told.items())]
-    most = median_low([at_ms for _, at_ms in found])
+    # a worker that did not answer holds up the others' answers: their clocks were read in this time
+    room_ms = CLOCK_MS + facts.asked_ms
+    agreeing = [[b for _, b in found if abs(a - b) <= room_ms] for _, a in found]
+    majority: list[int] = max(agreeing, key=len)
+    most = median_low(majority)
+    if 2 * len(majority) <= len(found):
+        first, last = min(found, key=lambda one: one[1]), max(found, key=lambda one: one[1])
+        what = f"the clock of {last[0]} is {duration(last[1] - first[1])} ahead of that of {first[0]}"
+        yield Level.WARNING, f"{what}; which of them is wrong can't be told", "correct the clocks (NTP)"
+        return
     for whose, at_ms in found:
         off = at_ms - most
-        if abs(off) > CLOCK_MS:
+        if abs(off) > room_ms:
             way = "ahead of" if off > 0 else "behind"
             yield (
                 Level.WARNING,
@@ -430,17 +457,19 @@ def dead_letters(facts: Facts) -> Found:
 def receivers(facts: Facts) -> Found:
     """somebody receives where messages wait"""
     targets = {_dead_letters_of(facts, q["queue"]) for q in facts.queues or ()}
-    forsaken = [
+    found = [
         q
         for q in facts.queues or ()
-        if q["ready"]
-        and q["has_receiver"] is False
-        and (q["oldest_ms"] or 0) > FORSAKEN_MS
-        and q["queue"] not in targets  # dead letters wait for somebody to look at them
+        if is_forsaken(
+            q["ready"],
+            q["oldest_ms"],
+            q["has_receiver"],
+            q.get("takes_dead_letters", False) or q["queue"] in targets,
+        )
     ]
-    if forsaken:
-        said = _some(f"{q['queue']} ({number(q['ready'])}, {duration(q['oldest_ms'])})" for q in forsaken)
-        yield Level.WARNING, f"nobody receives from {said}", "start its receivers, or `marq purge` what nobody needs"
+    if found:
+        said = _some(f"{q['queue']} ({number(q['ready'])}, {duration(q['oldest_ms'])})" for q in found)
+        yield Level.WARNING, forsaken(said), "start its receivers, or `marq purge` what nobody needs"
 
 
 @check("circuit breakers", needs="queues")

@@ -82,8 +82,9 @@ def facts_of(service: Connected) -> Facts:
 def _look(service: Connected, facts: Facts) -> None:
     facts.health = service.readiness()
     facts.ready = not facts.health
+    began_s = time.monotonic()
     answer = service.ask("/v1/workers")
-    facts.clock_ms = round(time.time() * 1000)
+    facts.clock_ms, facts.asked_ms = round(time.time() * 1000), round((time.monotonic() - began_s) * 1000)
     facts.workers, facts.missing, facts.troubles = answer["workers"], answer["missing"], answer.get("troubles", [])
     facts.partitions = _partitions(service)
     if any(one.get("unsaved") and (one.get("checkpoint_age_ms") or 0) > CHECKPOINT_MS for one in facts.partitions):
@@ -91,6 +92,12 @@ def _look(service: Connected, facts: Facts) -> None:
         facts.partitions = _partitions(service)
     facts.stalled = service.ask("/v1/stats", query={"limit": 1}).get("stalled", {})
     facts.queues, _ = stats_of(service, None)
+    try:
+        service.ask("/v1/tables/progress/0", query={"limit": 1})  # needs the permission for all queues
+    except NotAllowedError:
+        facts.narrow = "the key may inspect some of the queues only"
+    except MarqError:
+        pass  # the partition is elsewhere, or not served
     facts.dead_letter_queues = {
         queue["name"]: queue["settings"]["dead_letter_queue"]
         for page in service.pages("/v1/queues")

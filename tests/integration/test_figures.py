@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from tests.integration.cluster import Cluster, until
 from tests.integration.json_client import Client
 from tests.kafka import unique
+from tests.ui.cockpit import looking
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 def test_counts_are_exact_whatever_memory_allows_and_say_so_when_a_worker_stands_still(
-    kafka: str, tmp_path: Path
+    kafka: str, browser: Browser, tmp_path: Path
 ) -> None:
     queue = unique("q")
     settings = {"handlers": "", "memory_bytes": 1 << 20, "read_ahead_bytes": 64 * 1024}
@@ -35,6 +40,21 @@ def test_counts_are_exact_whatever_memory_allows_and_say_so_when_a_worker_stands
         text = client.request("GET", "/metrics").body.decode()
         lags = [float(line.split()[1]) for line in text.splitlines() if line.startswith("marq_partition_lag{")]
         assert lags == [one["lag"] for one in client.request("GET", "/v1/partitions").body["partitions"]]
+
+        with looking(browser, workers[0].url) as page, looking(browser, workers[1].url) as other:
+            page.open("/ui/overview").until_figure("Backlog", "800")
+            other.queue(queue).until_figure("Ready", "800")
+            workers[1].signal(signal.SIGSTOP)
+            try:
+                page.page.locator(".figure", has_text="Backlog").get_by_text("at least").wait_for(timeout=60_000)
+                page.sees("does not answer")
+                other.sees("all figures are")  # this worker says nothing: how old they are is seen
+                other.page.wait_for_url(f"{workers[0].url}/ui/queue?name={queue}", timeout=60_000)
+                other.sees("Live")
+            finally:
+                workers[1].signal(signal.SIGCONT)
+            page.until_figure("Backlog", "800")
+            other.asked.remove(urlsplit(workers[0].url).netloc)
 
         workers[1].signal(signal.SIGSTOP)
         try:

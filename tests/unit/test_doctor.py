@@ -234,6 +234,31 @@ def test_what_could_not_be_looked_at_is_not_said_to_be_well() -> None:
     assert {check for check, level in levels.items() if level is Level.OK} == {"address", "certificate", "ready"}
 
 
+def test_what_only_a_part_was_seen_of_is_not_said_to_be_well() -> None:
+    """A worker that did not answer, or a key for some queues: checks pass as far as was seen, and say so."""
+    levels = {one.check: (one.level, one.what) for one in examine(facts(missing=["http://127.0.0.1:3"]))}
+    for name in ("versions", "keys", "clocks", "disk", "partitions", "checkpoints", "dead letters", "receivers"):
+        level, what = levels[name]
+        assert level is Level.SKIPPED and "http://127.0.0.1:3 did not answer" in what, name
+    narrow = {one.check: one for one in examine(facts(narrow="the key may inspect some of the queues only"))}
+    assert {name for name, one in narrow.items() if one.level is Level.SKIPPED} == {
+        "dead letters",
+        "receivers",
+        "circuit breakers",
+    }
+
+
+def test_where_it_can_not_be_told_whose_clock_is_wrong_nobody_is_blamed() -> None:
+    one = worker(1, clock_ms=NOW_MS + 60_000, brokers_ms={})
+    ((_, what),) = wrong(facts(workers=[one], partitions=[partition(0), partition(1)]))
+    assert what.endswith("ahead of that of this machine; which of them is wrong can't be told")
+
+
+def test_clocks_that_were_read_while_a_worker_kept_all_waiting_are_not_wrong() -> None:
+    late = {"clock_ms": NOW_MS + 9_000, "asked_ms": 9_500}
+    assert not [what for name, what in wrong(facts(**late)) if name == "clocks"]
+
+
 def test_an_idle_partition_needs_no_checkpoint() -> None:
     assert wrong(facts(partitions=[partition(0, unsaved=False, checkpoint_age_ms=10**8), partition(1)])) == []
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from app.service import watches
-from app.service.watches import NAMED_AFTER_MS, Receivers
+from app.service.watches import Receivers
 from gateway.metrics import QUEUES_MAX, Collector
 from marq.errors import UnavailableError
+from marq.waiting import FORSAKEN_MS
 from tests.unit.peer_helpers import Network
 from tests.unit.test_metrics import app, collector, samples
 
@@ -24,7 +25,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.ready: dict[str, int] = {}
-        self.age_ms = NAMED_AFTER_MS
+        self.age_ms = FORSAKEN_MS
         self.received: tuple[set[str], set[str]] = set(), set()  # from which queues each of them receives
         self.silent = False  # the second one does not answer
         self.network = Network()
@@ -97,7 +98,7 @@ def test_what_waits_for_a_moment_or_is_dead_is_not_named(caplog: pytest.LogCaptu
     async def scenario(desk: Desk) -> None:
         desk.ready = {"orders.dead": 1, "failed": 1, "": 1, "empty": 0}
         assert await desk.look() == {}
-        desk.ready, desk.age_ms = {"orders": 3}, NAMED_AFTER_MS - 1
+        desk.ready, desk.age_ms = {"orders": 3}, FORSAKEN_MS - 1
         assert await desk.look() == {}
         assert not said(caplog)
 

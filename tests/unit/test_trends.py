@@ -18,8 +18,8 @@ def records(*keys: bytes | None) -> list[SimpleNamespace]:
     return [SimpleNamespace(key=key) for key in keys]
 
 
-def point(step: int, sent: int, unfinished: int, oldest_ms: int = 0) -> Point:
-    return Point(step, (sent, 0, 0, 0, 0, 0), unfinished, 0, oldest_ms)
+def point(step: int, sent: int, unfinished: int, oldest_ms: int = 0, counted: int = -1) -> Point:
+    return Point(step, (sent, 0, 0, 0, 0, 0), unfinished, 0, oldest_ms, counted)
 
 
 def test_records_are_counted_by_queue_until_somebody_asks() -> None:
@@ -64,29 +64,33 @@ def test_two_notes_of_one_step_add_up() -> None:
     assert (series.sent[-1], series.unfinished[-1], series.in_flight[-1]) == (5, 4, 1)
 
 
-def test_the_histories_of_workers_are_added_and_gaps_stay_as_they_stood() -> None:
-    first, found = merged([[point(5, 1, 10, 7), point(7, 2, 20)], [point(5, 4, 1, 9)]], 8)
+def test_the_histories_of_workers_are_added_and_what_is_not_known_is_a_gap() -> None:
+    """One worker is late for step 6; step 7 has a partition too few, step 8 one too many; step 9 is on its way."""
+    one = [point(5, 1, 10, 7, counted=2), point(7, 2, 20, counted=2), point(8, 2, 20, counted=4)]
+    other = [point(5, 4, 1, 9, counted=2), point(6, 4, 1, 9, counted=2), point(7, 1, 1, counted=1)]
+    first, found = merged([one, [*other, point(8, 0, 1, counted=1)]], 9, 4)
     assert first == 5
-    assert [(p.flows[0], p.unfinished, p.oldest_ms) for p in found] == [
-        (5, 11, 9),
-        (0, 11, 9),
-        (2, 20, 0),
-        (0, 20, 0),
-    ]
+    assert [p and (p.flows[0], p.unfinished, p.oldest_ms) for p in found] == [(5, 11, 9), None, None, None]
+
+
+def test_workers_of_an_earlier_version_do_not_say_what_they_counted() -> None:
+    assert [p and p.unfinished for p in merged([[point(5, 1, 10)], [point(5, 1, 1, counted=2)]], 5, 4)[1]] == [11]
 
 
 def test_points_that_are_too_old_or_not_over_yet_are_in_no_sum() -> None:
-    first, found = merged([[point(1, 9, 9), point(POINTS + 5, 1, 1), point(POINTS + 7, 9, 9)]], POINTS + 6)
-    assert (first, [p.flows[0] for p in found]) == (POINTS + 5, [1, 0])
-    assert merged([], 6) == (7, [])
+    first, found = merged([[point(1, 9, 9), point(POINTS + 5, 1, 1), point(POINTS + 7, 9, 9)]], POINTS + 6, 4)
+    assert (first, [p and p.flows[0] for p in found]) == (POINTS + 5, [1])
+    assert merged([], 6, 4) == (7, [])
 
 
 def test_the_histories_of_a_queue_are_added_step_by_step() -> None:
     last = 1_000
-    total = summed([Series(last - 1, [1, 2], [5, 6], [0, 1]), Series(last - 3, [7], [3], [0])], last)
+    told = [Series(last - 1, [1, 2], [5, 6], [0, 1]), Series(last - 3, [7], [3], [0])]
+    total = summed(told, last, {last - 3, last - 1, last})
     assert total.first == last - POINTS + 1
-    assert total.sent[-4:] == [7, 0, 1, 2]
-    assert total.unfinished[-4:] == [8, 8, 8, 9]
+    assert total.sent[-5:] == [None, 7, None, 1, 2]
+    assert total.unfinished[-5:] == [None, 8, None, 8, 9]
+    assert total.done[-4:] == [None, None, None, 1]
     assert total.since(last - 1).sent == [1, 2]
     assert total.since(last + 5).sent == [1, 2], "a chart needs two points"
 

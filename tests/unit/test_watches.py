@@ -12,9 +12,9 @@ import pytest
 
 from app.cluster.peers import peer_call
 from app.service import watches as module
-from app.service.watches import NAMED_AFTER_MS, TURN_QUEUES, Receivers, RecentReceives
-from marq.core.policies import QueueSettings
+from app.service.watches import TURN_QUEUES, Receivers, RecentReceives
 from marq.errors import UnavailableError
+from marq.waiting import FORSAKEN_MS
 from tests.unit.peer_helpers import Network
 
 
@@ -40,11 +40,10 @@ class Desk:
         self.handled: set[str] = set()
         self.waiting: set[str] = set()
         self.elsewhere: Any = []  # queues that the other worker receives from, or an error
-        self.records = {"q": SimpleNamespace(settings=QueueSettings(dead_letter_queue="letters"))}
         network = Network()
         self.recent = RecentReceives()
         self.receivers = Receivers(
-            SimpleNamespace(records=self.records),  # type: ignore[arg-type]
+            SimpleNamespace(takes_dead_letters=lambda queue: queue in ("orders.dead", "letters")),  # type: ignore[arg-type]
             SimpleNamespace(counts=self._counts, ages=self._ages),  # type: ignore[arg-type]
             network.join("here"),
             takers=(self.handled.__contains__, self.waiting.__contains__, self.recent.is_recent),
@@ -57,7 +56,7 @@ class Desk:
     async def _ages(self) -> Any:
         return self.ages
 
-    def stranded(self, *queues: str, age_ms: int = NAMED_AFTER_MS, ready: int = 5) -> Desk:
+    def stranded(self, *queues: str, age_ms: int = FORSAKEN_MS, ready: int = 5) -> Desk:
         for queue in queues:
             self.counts[queue] = {"ready": ready, "delayed": 0, "in_flight": 0}
             self.ages[queue] = age_ms
@@ -111,7 +110,7 @@ def test_dead_letters_may_wait(queue: str) -> None:
 
 
 def test_what_came_a_moment_ago_may_wait() -> None:
-    assert Desk().stranded("q", age_ms=NAMED_AFTER_MS - 1).look() == {}
+    assert Desk().stranded("q", age_ms=FORSAKEN_MS - 1).look() == {}
 
 
 def test_while_a_worker_does_not_answer_nothing_new_is_named_and_nothing_forgotten() -> None:

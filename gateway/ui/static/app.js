@@ -1,6 +1,6 @@
 // The frame: who looks, where they are, and what is around each page.
 import { Link, ask, changed, go, here, html, live, may, mayEverywhere, render, session, store, times, useChanges, useEffect, useRef, useState } from "./core.js";
-import { Failed, Toasts, Waiting, nextTheme, theme } from "./parts.js";
+import { Age, Failed, Toasts, Waiting, nextTheme, theme } from "./parts.js";
 import { Overview } from "./overview.js";
 import { Queues } from "./queues.js";
 import { Queue } from "./queue.js";
@@ -102,7 +102,7 @@ function Frame() {
         ${session.told.keys ? html`<button class="btn quiet tiny" onClick=${signOut}>Sign out</button>` : null}
       </div>
     </div></header>
-    <main id="main" tabindex="-1">${Page && (listed.length || path === "/ui/queue")
+    <main id="main" tabindex="-1"><${Age} />${Page && (listed.length || path === "/ui/queue")
       ? html`<${Page} key=${path} />`
       : html`<div class="card empty"><h1>${Page ? "This key sees nothing here" : "There is no such page"}</h1>
           <p>${Page ? "The pages need the permission inspect. A queue that the key may use is at /ui/queue?name=…" : html`<${Link} to="/ui/overview">To the overview<//>`}</p></div>`}

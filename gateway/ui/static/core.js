@@ -76,16 +76,16 @@ export function usePoll(path, intervalMs = 3000) {
       clearTimeout(timer);
       if (document.hidden) return;
       try {
-        const data = await ask(path, { signal: abort.signal });
+        const data = await within(ANSWER_MS, abort.signal, (signal) => ask(path, { signal }));
         if (over) return;
         failures = 0;
         set({ path, data, error: null, at: Date.now() });
-        live.set(true);
+        live.heard(data);
       } catch (error) {
         if (over || error.name === "AbortError") return;
         failures += 1;
         set((old) => ({ ...old, path, data: old.path === path ? old.data : null, error }));
-        if (error.status === 0) live.set(false);
+        if (error.status === 0) live.failed();
       }
       if (intervalMs) timer = setTimeout(look, Math.min(intervalMs * 2 ** Math.min(failures, 3), 20000));
     };
@@ -107,14 +107,41 @@ export function usePoll(path, intervalMs = 3000) {
   };
 }
 
+// A worker that stands still takes requests and answers none.
+const ANSWER_MS = 8000;
+
+async function within(ms, outer, act) {
+  const abort = new AbortController(), stop = () => abort.abort();
+  let late = false;
+  const timer = setTimeout(() => { late = true; stop(); }, ms);
+  outer.addEventListener("abort", stop);
+  try {
+    return await act(abort.signal);
+  } catch (error) {
+    throw late && !outer.aborted ? new Problem(0, "this worker does not answer") : error;
+  } finally {
+    clearTimeout(timer);
+    outer.removeEventListener("abort", stop);
+  }
+}
+
+// From when the figures are, and where to go on if this worker does not answer.
+export const OLD_MS = 10000, TURN_MS = 16000;
 export const live = {
-  on: true,
-  set(on) {
-    if (on !== live.on) {
-      live.on = on;
-      changed();
-    }
+  on: true, at: Date.now(), others: [],
+  heard(data) {
+    const before = live.on;
+    live.at = Date.now();
+    live.on = true;
+    if (Array.isArray(data?.others)) live.others = data.others;
+    if (!before) changed();
   },
+  failed() {
+    live.on = false;
+    changed();
+  },
+  /** Milliseconds since the last answer. */
+  age: () => Date.now() - live.at,
 };
 
 // ---------------------------------------------------------------- addresses
@@ -159,6 +186,14 @@ export function Link({ to, children, ...rest }) {
 
 const whole = new Intl.NumberFormat("en-US");
 const short = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
+
+/** A tile with a count or an age. `unknown`: since when something is not in it; then it is "at least", or not known. */
+export function tile(label, value, format, unknown, more = {}) {
+  if (!unknown) return { label, value: format(value), ...more };
+  const title = `${plural(unknown.partitions.length, "partition is", "partitions are")} not counted since ${timeText(unknown.since_ms)}: ${unknown.partitions.slice(0, 20).join(", ")}`;
+  if (!value) return { label, value: `unknown since ${timeText(unknown.since_ms).slice(0, -3)}`, tone: "none", title };
+  return { label, before: "at least", value: format(value), ...more, title };
+}
 
 export const number = (value) => (value === null || value === undefined ? "–" : whole.format(value));
 export const compact = (value) => (value < 10000 ? whole.format(value) : short.format(value));

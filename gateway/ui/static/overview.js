@@ -1,15 +1,20 @@
 // Is it healthy, how fast, how much waits.
-import { Link, Time, compact, duration, html, number, plural, queueUrl, rate, session, usePoll } from "./core.js";
+import { Link, Time, compact, duration, html, number, plural, queueUrl, rate, session, tile, usePoll } from "./core.js";
 import { Bar, Chart, Code, Failed, Figures, Missing, Stale, Waiting, ages, curl, perSecond, rates } from "./parts.js";
 
 export function Overview() {
   const { data, error, refresh } = usePoll("/ui/api/overview", 3000);
   if (!data) return error ? html`<${Failed} error=${error} retry=${refresh} />` : html`<${Waiting} what="the overview" />`;
-  const { totals, history } = data;
+  const { totals, history, unknown } = data;
   const lately = (name) => {
     if (!history || !history[name].length) return null;
     const last = history[name].slice(-2);
+    if (last.includes(null)) return null;
     return last.reduce((sum, n) => sum + n, 0) / (last.length * history.step_ms / 1000);
+  };
+  const flowing = (label, name) => {
+    const value = lately(name);
+    return value === null ? { label, value: "unknown", tone: "none" } : { label, value: rate(value), unit: "/s" };
   };
   const flow = (name, label, colour) => ({ label, colour, values: perSecond(history[name], history.step_ms) });
   return html`
@@ -17,16 +22,12 @@ export function Overview() {
     <${Stale} error=${error} data=${data} />
     <${Health} data=${data} />
     <${Figures} items=${[
-      { label: "Sent", value: rate(lately("sent") ?? totals.sent_rate), unit: "/s" },
-      ...(history ? [
-        { label: "Delivered", value: rate(lately("delivered")), unit: "/s" },
-        { label: "Acknowledged", value: rate(lately("acked")), unit: "/s" },
-        { label: "Redelivered", value: rate(lately("redelivered")), unit: "/s" },
-      ] : [{ label: "Finished", value: rate(totals.done_rate), unit: "/s" }]),
-      { label: "Backlog", value: compact(totals.unfinished), title: number(totals.unfinished) },
-      { label: "In flight", value: compact(totals.in_flight), title: number(totals.in_flight) },
-      { label: "Oldest", value: duration(totals.oldest_ms) },
-      { label: "Dead letters", value: compact(totals.dead), tone: totals.dead ? "bad" : "" },
+      ...(history ? [flowing("Sent", "sent"), flowing("Delivered", "delivered"), flowing("Acknowledged", "acked"), flowing("Redelivered", "redelivered")]
+        : [tile("Sent", totals.sent_rate, rate, unknown, { unit: "/s" }), tile("Finished", totals.done_rate, rate, unknown, { unit: "/s" })]),
+      tile("Backlog", totals.unfinished, compact, unknown, { title: number(totals.unfinished) }),
+      tile("In flight", totals.in_flight, compact, unknown, { title: number(totals.in_flight) }),
+      tile("Oldest", totals.oldest_ms, duration, unknown),
+      tile("Dead letters", totals.dead, compact, unknown, { tone: totals.dead ? "bad" : "" }),
     ]} />
     ${data.queues === 0 && !totals.unfinished ? html`<${FirstMessage} />` : null}
     ${history && history.sent.length > 1 ? html`<div class="grid even">
@@ -49,9 +50,10 @@ const WORDS = {
   lost: ["bad", (t) => html`<b>Partition ${t.partition}</b>: Kafka deleted ${plural(t.count, "unfinished message")} before a worker had read them, last <${Time} ms=${t.at_ms} />. Raise the topic's retention.`],
   topics: ["bad", (t) => t.what],
   unreadable: ["bad", (t) => html`No replica of <b>partition ${t.partition}</b> has ${plural(t.count, "offset")} of the queue topic whole: messages there are neither delivered nor counted.`],
+  uncounted: ["warn", (t) => html`Messages of ${t.partitions.length === 1 ? "partition" : "partitions"} <b>${t.partitions.slice(0, 20).join(", ")}</b> are not counted, since <${Time} ms=${t.since_ms} />: figures are too low.`],
   poison: ["warn", (t) => html`${plural(t.count, "record")} can't be delivered: no queue, or malformed.`],
   breaker: ["warn", (t) => html`<${Q} name=${t.queue} />: its circuit breaker is open.`],
-  without_receiver: ["warn", (t) => html`<${Q} name=${t.queue} />: ${plural(t.count, "message waits", "messages wait")}, and nobody receives from it.`],
+  without_receiver: ["warn", (t) => html`<${Q} name=${t.queue} />: ${plural(t.count, "message waits", "messages wait")}, and ${t.words}.`],
   more_without_receiver: ["warn", (t) => html`${plural(t.count, "more queue", "more queues")} that nobody receives from.`],
   dead: ["warn", (t) => html`<${Q} name=${t.queue} />: ${plural(t.count, "dead letter")}${t.since_ms ? html` since <${Time} ms=${t.since_ms} />` : null}.`],
   more_dead: ["warn", (t) => html`<${Link} to="/ui/queues?sort=dead&desc=true">${plural(t.count, "more queue has", "more queues have")} dead letters<//>.`],
@@ -61,7 +63,11 @@ const WORDS = {
 const Q = ({ name }) => html`<${Link} to=${queueUrl(name)}><b>${name}</b><//>`;
 
 function Health({ data }) {
-  const { trouble, workers, partitions } = data;
+  const { workers, partitions, unknown } = data;
+  // partitions that nobody serves are named by themselves
+  const unserved = data.trouble.filter((t) => t.kind === "unserved").map((t) => t.partition);
+  const left = unknown ? unknown.partitions.filter((n) => !unserved.includes(n)) : [];
+  const trouble = left.length ? [...data.trouble, { kind: "uncounted", partitions: left, since_ms: unknown.since_ms }] : data.trouble;
   const known = trouble.filter((t) => WORDS[t.kind]);
   const worst = known.some((t) => WORDS[t.kind][0] === "bad") ? "bad" : known.some((t) => WORDS[t.kind][0] === "warn") ? "warn" : "good";
   const state = { bad: "Something is wrong", warn: "Working, and something needs a look", good: "All is well" }[worst];

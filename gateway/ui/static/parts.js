@@ -2,15 +2,16 @@
 import {
   Fragment, Link, bytesOf, changed, compact, duration, hexDump, html, number, rate, session, store, stored, textOf, timeText, useCallback,
   useEffect, useLayoutEffect, useRef, useState,
+  Time, plural, live, OLD_MS, TURN_MS, useChanges,
 } from "./core.js";
 
 // ---------------------------------------------------------------- figures
 
 export function Figures({ items }) {
-  return html`<dl class="figures">${items.map(({ label, value, unit, tone, title }) => html`
+  return html`<dl class="figures">${items.map(({ label, before, value, unit, tone, title }) => html`
     <div class="figure" key=${label} title=${title}>
       <dt>${label}</dt>
-      <dd class=${tone || ""}>${value}${unit ? html` <small>${unit}</small>` : null}</dd>
+      <dd class=${tone || ""}>${before ? html`<small>${before}</small> ` : null}${value}${unit ? html` <small>${unit}</small>` : null}</dd>
     </div>`)}</dl>`;
 }
 
@@ -45,7 +46,28 @@ export function Stale({ error, data }) {
   return html`<p class="banner" role="status">Not up to date: ${error.message}. Trying again …</p>`;
 }
 
-export function Missing({ count }) {
+/** Says how old the figures are once they are, and goes on at another worker. */
+export function Age() {
+  const [, tick] = useState(0);
+  useChanges();
+  useEffect(() => {
+    const timer = setInterval(() => {
+      tick((n) => n + 1);
+      const [next] = live.others;
+      // who types into a dialog is not interrupted, and with keys one would have to sign in there
+      if (next && live.age() > TURN_MS && !document.hidden && !session.told?.keys && !document.querySelector("dialog[open]")) location.replace(next + location.pathname + location.search);
+    }, 1000);
+    return () => clearInterval(timer);
+  }, []);
+  const age = live.age();
+  if (age < OLD_MS || document.hidden) return null;
+  return html`<p class="banner" role="status">This worker does not answer: all figures are ${duration(age)} old, of <${Time} ms=${live.at} />.
+    ${live.others.length ? html` Go on at ${live.others.slice(0, 3).map((url, i) => html`${i ? ", " : ""}<a href=${url + location.pathname + location.search}>${url}</a>`)}.` : null}</p>`;
+}
+
+export function Missing({ count, unknown }) {
+  if (unknown && !count) return html`<p class="banner" role="status">Messages of ${plural(unknown.partitions.length, "partition")} are not counted,
+    since <${Time} ms=${unknown.since_ms} />: these numbers are too low.</p>`;
   if (!count) return null;
   return html`<p class="banner" role="status">${count === 1 ? "A worker does" : `${count} workers do`} not answer:
     what its partitions hold is not in these numbers.</p>`;
@@ -54,12 +76,21 @@ export function Missing({ count }) {
 // ---------------------------------------------------------------- small charts
 
 export function Spark({ values, label }) {
-  const highest = Math.max(1, ...values), width = 96, height = 24;
+  const highest = Math.max(1, ...values.filter((v) => v !== null)), width = 96, height = 24;
   const step = width / Math.max(1, values.length - 1);
-  const points = values.map((v, i) => `${(i * step).toFixed(1)},${(height - 1.5 - (v / highest) * (height - 4)).toFixed(1)}`);
-  const line = `M${points.join("L")}`;
+  const x = (i) => (i * step).toFixed(1), y = (v) => (height - 1.5 - (v / highest) * (height - 4)).toFixed(1);
+  // what is not known is a gap
+  const runs = [];
+  values.forEach((v, i) => {
+    if (v === null) return;
+    if (i === 0 || values[i - 1] === null) runs.push([]);
+    runs.at(-1).push(i);
+  });
   return html`<svg class="spark" viewBox="0 0 96 24" preserveAspectRatio="none" role="img" aria-label=${label}>
-    <path class="area" d=${`${line}L${width},${height}L0,${height}Z`} /><path d=${line} />
+    ${runs.map((run) => {
+      const line = `M${run.map((i) => `${x(i)},${y(values[i])}`).join("L")}`;
+      return html`<path class="area" d=${`${line}L${x(run.at(-1))},${height}L${x(run[0])},${height}Z`} /><path d=${line} />`;
+    })}
   </svg>`;
 }
 
@@ -128,18 +159,19 @@ export function Chart({ title, first, step, series, format = compact, height = 1
   }, [first, count, series]);
 
   const shown = at === null || at >= count ? count - 1 : at;
-  const told = series.map((s) => `${s.label} ${format(s.values[shown] ?? 0)}`).join(", ");
+  const shownOf = (s) => (s.values[shown] === null ? "unknown" : format(s.values[shown] ?? 0));
+  const told = series.map((s) => `${s.label} ${shownOf(s)}`).join(", ");
   return html`<section class="card" aria-label=${title}>
     <header><h2>${title}</h2><div class="keys">
       ${at !== null && at < count ? html`<span>${timeText(first + at * step)}</span>` : null}
       ${series.map((s) => html`<span class="key" key=${s.label}><span class=${`swatch c${s.colour}`}></span>${s.label}
-        <b>${format(s.values[shown] ?? 0)}</b></span>`)}
+        <b>${shownOf(s)}</b></span>`)}
     </div></header>
     <div class="in"><div class="chart" ref=${box} role="img" aria-label=${`${title}, last 15 minutes; now ${told}`}></div></div>
   </section>`;
 }
 
-export const perSecond = (values, stepMs) => values.map((v) => v / (stepMs / 1000));
+export const perSecond = (values, stepMs) => values.map((v) => (v === null ? null : v / (stepMs / 1000)));
 export const rates = (value) => rate(value);
 export const ages = (value) => (value ? duration(value) : "0");
 

@@ -1,5 +1,5 @@
 // One queue: how it goes, what is in it, its settings, and what can be done with it.
-import { Link, Time, ask, bytes, compact, duration, go, here, html, messageUrl, number, pathOf, plural, preview, queueUrl, rate, useEffect, useMemo, usePoll, useState, withQuery } from "./core.js";
+import { Link, Time, ask, bytes, compact, duration, go, here, html, messageUrl, number, pathOf, plural, preview, queueUrl, rate, useEffect, useMemo, usePoll, useState, withQuery, tile } from "./core.js";
 import { Bar, Chart, Code, Confirm, Copy, Dialog, Failed, Figures, Missing, Payload, Segments, Stale, Waiting, curl, perSecond, rates, say } from "./parts.js";
 
 export function Queue() {
@@ -35,15 +35,15 @@ export function Queue() {
           <button class="btn danger" onClick=${() => open("delete")}>Delete</button>` : null}
       </div>
     </div>
-    <${Stale} error=${error} data=${data} /><${Missing} count=${data.missing} />
+    <${Stale} error=${error} data=${data} /><${Missing} count=${data.missing} unknown=${data.unknown} />
     ${now ? html`<${Figures} items=${[
-      { label: "Ready", value: compact(now.ready), title: number(now.ready) },
-      { label: "In flight", value: compact(now.in_flight), title: number(now.in_flight) },
-      { label: "Delayed", value: compact(now.delayed), title: number(now.delayed) },
-      { label: "Oldest", value: duration(now.oldest_ms) },
-      { label: "In", value: rate(now.sent_rate), unit: "/s" },
-      { label: "Out", value: rate(now.done_rate), unit: "/s" },
-      ...(data.is_dead_letter_queue ? [] : [{ label: "Dead letters", value: compact(now.dead), tone: now.dead ? "bad" : "" }]),
+      tile("Ready", now.ready, compact, data.unknown, { title: number(now.ready) }),
+      tile("In flight", now.in_flight, compact, data.unknown, { title: number(now.in_flight) }),
+      tile("Delayed", now.delayed, compact, data.unknown, { title: number(now.delayed) }),
+      tile("Oldest", now.oldest_ms, duration, data.unknown),
+      tile("In", now.sent_rate, rate, data.unknown, { unit: "/s" }),
+      tile("Out", now.done_rate, rate, data.unknown, { unit: "/s" }),
+      ...(data.is_dead_letter_queue ? [] : [tile("Dead letters", now.dead, compact, data.unknown, { tone: now.dead ? "bad" : "" })]),
     ]} />` : null}
     <nav class="tabs" aria-label="Of this queue">${tabs.map(([key, text]) => html`
       <${Link} key=${key} to=${queueUrl(name, key)} aria-current=${key === tab ? "page" : undefined}>${text}<//>`)}</nav>

@@ -30,7 +30,7 @@ export function Queues() {
   return html`
     <div class="head"><div><h1>Queues</h1><p class="lead">${plural(told.total, "queue")}${query.get("search") ? ` with “${query.get("search")}”` : ""}</p></div>
       <div class="actions">${may("manage") ? html`<button class="btn primary" onClick=${() => make(true)}>New queue</button>` : null}</div></div>
-    <${Stale} error=${error} data=${told} /><${Missing} count=${told.missing} />
+    <${Stale} error=${error} data=${told} /><${Missing} count=${told.missing} unknown=${told.unknown} />
     <div class="filters"><div class="grow"><label class="hidden" for="search">Search queues</label>
       <input id="search" ref=${box} type="search" placeholder="Search by name   /" value=${typed} onInput=${onInput} autocomplete="off" spellcheck=${false} /></div></div>
     ${told.total === 0 ? (query.get("search")
@@ -46,9 +46,9 @@ export function Queues() {
         <tbody>${told.queues.map((q) => html`<tr key=${q.name}>
           <th scope="row"><${Link} to=${queueUrl(q.name)} class="name" title=${q.name}>${q.name}<//>
             ${q.fifo ? html` <span class="badge">FIFO</span>` : null}${q.purging ? html` <span class="badge warn">Purging</span>` : null}</th>
-          <${Count} value=${q.unfinished} /><${Count} value=${q.in_flight} wide=${true} /><${Count} value=${q.delayed} wide=${true} />
-          <${Count} value=${q.dead} tone="bad" />
-          <td class="num wide">${q.oldest_ms === null ? html`<span class="zero">–</span>` : duration(q.oldest_ms)}</td>
+          <${Count} value=${q.unfinished} least=${told.unknown} /><${Count} value=${q.in_flight} wide=${true} least=${told.unknown} /><${Count} value=${q.delayed} wide=${true} least=${told.unknown} />
+          <${Count} value=${q.dead} tone="bad" least=${told.unknown} />
+          <td class="num wide">${q.oldest_ms === null ? html`<span class="zero">${told.unknown ? "?" : "–"}</span>` : duration(q.oldest_ms)}</td>
           <${Rate} value=${q.sent_rate} /><${Rate} value=${q.done_rate} wide=${true} />
           <td class="wide"><${Spark} values=${q.spark} label=${`Backlog of the last 15 minutes: now ${q.unfinished}`} /></td>
         </tr>`)}</tbody></table></div>
@@ -62,8 +62,8 @@ export function Queues() {
     ${making ? html`<${NewQueue} close=${() => make(false)} />` : null}`;
 }
 
-const Count = ({ value, tone = "", wide = false }) => html`<td class=${`num${wide ? " wide" : ""}`} title=${number(value)}>
-  ${value ? html`<span class=${tone ? "badge " + tone : ""}>${compact(value)}</span>` : html`<span class="zero">0</span>`}</td>`;
+const Count = ({ value, tone = "", wide = false, least = null }) => html`<td class=${`num${wide ? " wide" : ""}`} title=${least ? (value ? `at least ${number(value)}` : "not known") : number(value)}>
+  ${value ? html`<span class=${tone ? "badge " + tone : ""}>${least ? "≥ " : ""}${compact(value)}</span>` : html`<span class="zero">${least ? "?" : "0"}</span>`}</td>`;
 
 const Rate = ({ value, wide = false }) => html`<td class=${`num${wide ? " wide" : ""}`}><span class=${value ? "" : "zero"}>${rate(value)}</span></td>`;
 
