@@ -273,8 +273,9 @@ class Ownership(Service):
             return
         with self._alone(owned):
             now = now_ms()
-            if chunk.since_ms is not None and chunk.records and now - chunk.since_ms <= LIVE_MS:
-                self.broker_time.stamped(self.topics.queue, owned.number, chunk.records[-1].timestamp)
+            stamp_ms = chunk.records[-1].timestamp if chunk.records else -1  # -1, too, if it can't be read
+            if chunk.since_ms is not None and stamp_ms >= 0 and now - chunk.since_ms <= LIVE_MS:
+                self.broker_time.stamped(self.topics.queue, owned.number, stamp_ms)
             if not owned.owner.ingest(chunk.start, chunk.next, chunk.records, now, chunk.since_ms):
                 self._seek(owned, self.topics.queue, owned.owner.partition.position)
             elif owned.serving:  # an owner that does not serve yet reads again what its predecessor has read
