@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.admin import AlterPartitionReassignmentsRequest
 
 from tests.chaos.parts import BROKER_SESSION_S, SESSION_S, Chapter, variables
+from tests.faults import rot
 from tests.faults.brokers import IDS
 from tests.faults.clock import FAKE, Clock
 from tests.faults.trio import NAMES
@@ -234,6 +235,34 @@ def _stopped(chapter: Chapter, n: int, seconds: float) -> Steps:
     time.sleep(seconds)
     os.kill(pid, signal.SIGCONT)
     yield ""
+
+
+def _rotten(chapter: Chapter, brokers: Collection[int]) -> Steps:
+    yield "brokers " + ", ".join(map(str, brokers))
+    hit = 0
+    for _ in range(round(DISTURBED_S)):
+        for topic in (f"{chapter.name}.queue", f"{chapter.name}.markers"):
+            number = chapter.random.randrange(chapter.partitions)
+            for n in brokers:
+                there = list(rot.batches(chapter.brokers[n], topic, number))[-40:-10]  # the others have these
+                if there:
+                    rot.flip(chapter.brokers[n], topic, number, chapter.random.choice(there).first)
+                    hit += 1
+        time.sleep(1)
+    assert hit, "no bit was flipped"
+    yield ""
+
+
+@fault("single", "broker")
+def disk_rot(chapter: Chapter) -> Steps:
+    """Bits of queue and markers flip on the disk of a broker, under load."""
+    yield from _rotten(chapter, [chapter.lab.broker()])
+
+
+@fault("several", "broker")
+def disks_rot(chapter: Chapter) -> Steps:
+    """Bits of queue and markers flip on the disks of two brokers, under load."""
+    yield from _rotten(chapter, sorted(chapter.random.sample(IDS, 2)))
 
 
 @fault("single", "broker")
