@@ -41,7 +41,6 @@ class Vitals(msgspec.Struct):
     version: str
     clock_ms: int
     broker_ms: int | None  # the time of the broker that stamped last; None: not known yet
-    brokers_ms: dict[int, int]  # the time of each broker whose clock is known, by its id
     partitions: int
     disk_free_bytes: int
     disk_total_bytes: int
@@ -51,6 +50,7 @@ class Vitals(msgspec.Struct):
     keys: str  # the same in workers with the same keys; empty: it has none
     settings: dict[str, str]  # those that have to be the same in all workers, as JSON
     topics: list[str] = []  # what is wrong with the partitions of topics
+    brokers_ms: dict[int, int] = {}  # the time of each broker whose clock is known, by its id
 
 
 def vitals_of(ownership: Ownership, folder: Path) -> Vitals:

@@ -217,4 +217,5 @@ def test_workers_that_announce_a_url_alone_and_those_with_an_identity_reach_each
             while len(taken) < 40 and (messages := Client(worker.url).receive(queue, 10, 3_000)):
                 taken += messages
             assert {message["partition"] for message in taken} == {0, 1, 2, 3}
-            assert not worker.get("/v1/workers")[1].get("troubles")
+            told = worker.get("/v1/workers")[1]
+            assert (len(told["workers"]), told["missing"], told.get("troubles", [])) == (2, [], [])
