@@ -538,7 +538,7 @@ class Receives:
     def _serve_from(self, owned: OwnedPartition, queue: str) -> None:
         """Serve waiting receives from one partition, in order. Skips those that a limit or a short lease refuses."""
         line, partition = self._waiting.get(queue), owned.owner.partition
-        if not line or not partition.has_ready(queue):
+        if not line or owned.owner.stalled or not partition.has_ready(queue):
             return
         refused: set[tuple[str, int]] = set()
         passed: list[Waiter] = []

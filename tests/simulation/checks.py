@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from marq.core import rows
 from marq.core.agenda import Handout
-from marq.core.markers import Batch, End, decode
+from marq.core.checkpoint_cycle import CycleState
+from marq.core.markers import Batch, End, Tick, decode
 from marq.core.owner import Owner, Phase
 from marq.core.partition import Partition
 from marq.core.queue_clock import DRIFT_MS
@@ -469,6 +470,18 @@ class Checks:
         leaked = p.reserved - known
         if leaked:
             self._bad("reserved", f"w{worker.number} has {sorted(leaked)} reserved for nobody")
+
+    def fence(self, worker: Worker) -> None:
+        """The fence that a checkpoint waits for is on its way."""
+        owner = worker.owner
+        assert owner is not None
+        if not owner.serving or owner.checkpoints.state is not CycleState.FENCING:
+            return
+        on_its_way = (worker.appends, owner._agenda.appends, *owner._sent.values())
+        if not any(
+            type(one) is Tick and owner.checkpoints.is_awaited(one) for markers in on_its_way for one in markers
+        ):
+            self._bad("fence", f"w{worker.number} waits for {owner.checkpoints._fence}, and nothing will bring it")
 
     # ------------------------------------------------------------------ recovery
 

@@ -135,6 +135,15 @@ def _of_the_current_delivery_only(end: Any) -> Any:
     return mutated
 
 
+def _fence_said_once(settle: Any) -> Any:
+    def mutated(self: Owner, seq: int) -> None:
+        fence, self.checkpoints._fence = self.checkpoints._fence, ""
+        settle(self, seq)
+        self.checkpoints._fence = fence
+
+    return mutated
+
+
 # ---------------------------------------------------------------------- recovery
 
 
@@ -807,6 +816,9 @@ MUTATIONS = {
     ),
     "rows changed in place": Mutation(
         "rows are new, never changed in place", _replaced(Partition, "_row_key", _few_keys)
+    ),
+    "a lost fence is not repeated": Mutation(
+        "a fence that did not land is appended again", _replaced(Owner, "_settle", _fence_said_once)
     ),
     "deletions before the fence": Mutation(
         "deletions only after a tick behind the manifest is folded", _replaced(Owner, "written", _retire_at_once)

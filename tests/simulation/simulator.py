@@ -586,6 +586,7 @@ class Simulator:
         if step % 4 == 0 and worker.owner is not None and worker.stage == "owner":
             self.checks.partition(worker.owner.partition, f"w{worker.number}")
             self.checks.reservations(worker)
+            self.checks.fence(worker)
         if step % 100 == 99:
             self.checks.recovery()
 
@@ -619,6 +620,7 @@ class Simulator:
             assert server.owner is not None
             self.checks.partition(server.owner.partition, "at the end")
             self.checks.reservations(server)
+            self.checks.fence(server)
         self.checks.drained()
 
     def _round(self, server: Worker) -> None:

@@ -281,6 +281,16 @@ def test_who_took_something_goes_to_the_end_of_the_line_and_two_others_are_woken
     run(scenario)
 
 
+@pytest.mark.parametrize("ready_here", [True, False])
+def test_who_came_for_nothing_is_woken_by_the_next_message(run: Any, ready_here: bool) -> None:
+    async def scenario(lab: Lab) -> None:
+        lab.ready_here = ready_here
+        lab.polling.has_taken("q", OTHER, 0)
+        assert list(lab.polling.watchers["q"]) == [OTHER]
+
+    run(scenario)
+
+
 def test_a_worker_that_did_not_answer_is_asked_again(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.005)
 

@@ -671,6 +671,20 @@ def test_who_waits_for_a_fifo_queue_looks_when_the_first_of_a_group_comes(monkey
     run(scenario, monkeypatch)
 
 
+def test_who_waits_for_a_fifo_queue_of_a_stalled_partition_lets_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        partition = desk.limit(fifo=True)
+        partition.owner.starts.stalled = True
+        asked = asyncio.ensure_future(desk.receive())
+        await turns()
+        assert desk.receives.waiting_count("q") == 1
+        partition.owner.starts.stall_is_over()
+        desk.receives.wake(partition)  # type: ignore[arg-type]
+        assert places(await answered(asked, desk)) == [(0, 0)]
+
+    run(scenario, monkeypatch)
+
+
 def test_from_a_fifo_queue_with_enough_a_receive_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(desk: Desk) -> None:
         partition = desk.limit(fifo=True)

@@ -155,6 +155,8 @@ class Clients:
         """In a worker: what leaves it is looked at."""
         ready = self._ready(queue)
         found = await worker.operations.receive(queue, gone=gone, **how)
+        if found and gone():
+            self.world.violated("gone", f"{worker.process.name} answers {queue} to a client that is gone")
         if ready and len(found) < how["limit"] and not gone():
             self._is_whole(worker, queue, ready, found)
         for one in found:
@@ -323,7 +325,8 @@ class Clients:
                     limit=r.choice((1, 3, 10)),
                     wait_ms=r.choice((0, 0, 500, 5_000)),
                     lease_ms=lease_ms,
-                )
+                ),
+                timeout_s=30.0 if self.theme.careful else r.choice((30.0, 30.0, 30.0, 0.5, 0.02)),
             )
         finally:
             over.append(1)
@@ -489,6 +492,10 @@ class Clients:
         await self._counts_are(queue)
         waits = asyncio.ensure_future(self._take(queue, 5_000, r.choice(up)))
         await asyncio.sleep(r.random() * 2)
+        if r.random() < 0.5:
+            for worker in up:  # as if others took the message first: who waits comes for nothing
+                worker.process.call(worker.operations.receives.polling._wake_some, queue, 1)
+            await asyncio.sleep(0.1)
         began_s = world.loop.now
         await self._deliver(queue, [self.plain_entry()], r.choice(up))
         found = await waits

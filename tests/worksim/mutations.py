@@ -17,6 +17,7 @@ from unittest import mock
 import app.cluster.seals
 import app.engine.ownership
 import app.engine.takeover
+import app.service.receives
 import app.service.sends
 import gateway.auth
 import gateway.json_api
@@ -39,6 +40,8 @@ from app.service.leases import Effects, Leases
 from app.service.polling import PeerPolling
 from app.service.purges import PurgeHere, Purges
 from app.service.receives import Receives
+from app.service.waiter import Waiter
+from marq.core.markers import Release
 from marq.core.owner import Owner, Phase
 from marq.core.queue_clock import QueueClock
 from tests.worksim.group import Thread
@@ -65,6 +68,25 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 async def _nothing_soon(*_: Any, **__: Any) -> None:
     pass
+
+
+def _of_one_who_stays(queue: str, limit: int, lease_ms: int, name: str, gone: Any, whole: bool, fifo: bool) -> Waiter:
+    return Waiter(queue, limit, lease_ms, name, lambda: False, whole, fifo)
+
+
+def _acks_alone_again(self: Outbox, entries: Any, error: Any) -> None:
+    _refused(self, [entry for entry in entries if entry[1] is not None or type(entry[0]) is not Release], error)
+
+
+_refused = Outbox._refused
+
+
+def _forgets_who_got_nothing(self: PeerPolling, queue: str, url: str, got: int) -> None:
+    if got:
+        _has_taken(self, queue, url, got)
+
+
+_has_taken = PeerPolling.has_taken
 
 
 async def _nobody(*_: Any, **__: Any) -> list[str]:
@@ -202,6 +224,18 @@ MUTATIONS: dict[str, Mutation] = {
         "A receive gets as many messages of a group as were confirmed before it came.",
         _replaced(Receives, "_is_plenty", lambda *_: True),
         "calm",
+    ),
+    "handed to who is gone": Mutation(
+        "What comes for a client that went away is given back.",
+        _replaced(app.service.receives, "Waiter", _of_one_who_stays),
+    ),
+    "releases said once": Mutation(
+        "Releases that Kafka did not confirm are repeated.",
+        _replaced(Outbox, "_refused", _acks_alone_again),
+    ),
+    "no watch after an empty fetch": Mutation(
+        "A worker that came for nothing is told of the next message.",
+        _replaced(PeerPolling, "has_taken", _forgets_who_got_nothing),
     ),
     "not read up": Mutation("Who finds nothing asks where the logs end.", _replaced(ReadUp, "wait", _nothing_soon)),
     "nobody asks others": Mutation(

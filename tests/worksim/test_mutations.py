@@ -26,6 +26,9 @@ SOON = (
     "forgotten whatever it is",
     "answers with what is read",
     "asks only itself",
+    "handed to who is gone",
+    "no watch after an empty fetch",
+    "releases said once",
 )
 SOON_SEEDS = 40
 SEEDS_MAX = 2_000

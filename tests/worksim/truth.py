@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from marq.core import dedup, invariants
 from marq.core.markers import Batch, Keepalive, Own, Release, Start, Tick, decode, is_owners
 from marq.core.owner import Phase
+from marq.core.ranges import offsets_in
 from marq.errors import InternalError, MarqError
 from marq.protocol.messages import Received
 from tests.simulation.checks import Checks as CoreChecks
@@ -53,6 +54,8 @@ class Truth:
         self.starts: dict[tuple[int, int, int], tuple[float, int]] = {}
         #: Deliveries that were extended or released, and it took effect.
         self.changed: set[tuple[int, int, int]] = set()
+        #: Deliveries that somebody gave back, whether or not it took effect.
+        self.given_back: set[tuple[int, int, int]] = set()
         self._epochs: dict[str, int] = {}  # of each owner, by its nonce
         self._left: list[tuple[Worker, int, set[int]]] = []
         self.handed: Counter[int] = Counter()
@@ -104,6 +107,8 @@ class Truth:
             if isinstance(marker, Start | Keepalive):
                 for offset in effect:
                     self.starts[marker.epoch, marker.delivery, offset] = (now, marker.redeliver_after_ms)
+            if isinstance(marker, Release):
+                self.given_back.update((marker.epoch, marker.delivery, o) for o in offsets_in(marker.offsets))
             if isinstance(marker, Keepalive | Release):
                 self.changed.update((marker.epoch, marker.delivery, offset) for offset in effect)
 

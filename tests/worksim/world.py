@@ -31,12 +31,15 @@ import app.streaming.raw_table
 import app.worker
 import marq.handlers
 from app.engine.changelogs import TRIM_INTERVAL_MS
+from app.engine.outbox import Outbox
 from app.engine.ownership import TIMER_MS
+from app.service.receives import Receives
 from app.settings import Settings
 from app.streaming.faults import is_expected
 from marq.clock import now_ms
 from marq.core.owner import Owner
 from marq.errors import MarqError
+from tests.worksim import given_back
 from tests.worksim.audit import faults_of
 from tests.worksim.clients import Clients, Lost
 from tests.worksim.clock import Entropy, Process, Stuck, VirtualLoop, virtual
@@ -415,6 +418,7 @@ class World:
                 if cycle.under_way and now_ms() - cycle._since_ms > STEP_MAX_MS:
                     self.violated("checkpoint", f"{worker.process.name}, partition {owned.number}: a step does not end")
             self._stores_are_complete(worker)
+            given_back.look(self, worker)
             late = [n for n, outbox in worker.ownership._outboxes.items() if not outbox.idle]
             if late:
                 self.violated("quiescence", f"{worker.process.name} has markers to say in {late}")
@@ -479,6 +483,8 @@ class World:
             (app.cluster.peers, "TCPConnector", lambda **_: None),
             (app.cluster.peers, "DummyCookieJar", lambda: None),
             (app.worker, "memory_bytes", lambda: 0),
+            (Outbox, "put", given_back.put),
+            (Receives, "_fetch", given_back.fetch),
             (marq.handlers, "_registered", HANDLERS),
             # a set of names, whose order would depend on the hash seed of this process
             (
