@@ -333,6 +333,14 @@ class Settings(BaseSettings):
             raise ValueError("has a meaning only in topic mode: set MARQ_QUEUE_ID too")
         return value
 
+    @field_validator("max_receives")
+    @classmethod
+    def _has_a_place_for_dead_letters(cls, value: int | None, info: ValidationInfo) -> int | None:
+        topic_mode = info.data.get("queue_id") is not None
+        if value is not None and topic_mode and info.data.get("dead_letter_topic") is None:
+            raise ValueError("needs MARQ_DEAD_LETTER_TOPIC in topic mode: there is no place for dead letters")
+        return value
+
     @field_validator("kafka_password")
     @classmethod
     def _password_has_a_user(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:

@@ -327,6 +327,7 @@ class Catalog(Service):
             if new is None:
                 return
             if new.active:
+                self._check_topic_mode(queue, old, new.settings)
                 self._check_dead_letters(queue, old.settings if old is not None and old.active else None, new.settings)
             future: asyncio.Future[bool] = loop.create_future()
             self._mine[new.by] = future
@@ -340,6 +341,24 @@ class Catalog(Service):
             finally:
                 del self._mine[new.by]
         raise UnavailableError(f"queue {queue!r} is being changed by too many at once; try again")
+
+    def _check_topic_mode(self, queue: str, old: QueueRecord | None, new: QueueSettings) -> None:
+        """Raises `QueueSettingsError` for what a topic of the user's can't be."""
+        only = self._settings.queue_id
+        if only is None:
+            return
+        if queue != only:
+            raise QueueSettingsError(f"in topic mode there is one queue, {only!r}: no other can be made")
+        if new.fifo and not (old is not None and old.active and old.settings.fifo):
+            raise QueueSettingsError(
+                "in topic mode a queue can't be FIFO: without groups in the records of the topic, each partition would "
+                "be one group; leave fifo unset"
+            )
+        if new.max_receives and self._settings.dead_letter_topic is None:
+            raise QueueSettingsError(
+                f"max_receives={new.max_receives} needs a topic for dead letters in topic mode: set "
+                "MARQ_DEAD_LETTER_TOPIC, or leave max_receives at 0"
+            )
 
     def _check_dead_letters(self, queue: str, old: QueueSettings | None, new: QueueSettings) -> None:
         """Raises `QueueSettingsError` if the new dead-letter queue does not accept dead letters of this queue."""

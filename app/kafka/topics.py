@@ -435,7 +435,8 @@ def _warn_about_foreign(name: str, config: Mapping[str, str]) -> None:
         )
     if int(config.get("max.message.bytes", "0")) > MESSAGE_MAX_BYTES:
         log.warning(
-            "topic %s allows messages above %d bytes: such a message can't be kept while it is unfinished for long",
+            "topic %s allows messages above %d bytes: such a message is not delivered, but is poison at once, and its "
+            "beginning goes to the poison topic",
             name,
             MESSAGE_MAX_BYTES,
         )

@@ -151,6 +151,7 @@ class MessageView(msgspec.Struct):
     receives: int | UnsetType = UNSET
     sent_ms: int | UnsetType = UNSET
     age_ms: int | UnsetType = UNSET
+    key: str | UnsetType | None = UNSET
     headers: list[tuple[str, str]] | UnsetType = UNSET
     payload: str | UnsetType = UNSET
     size_bytes: int | UnsetType = UNSET

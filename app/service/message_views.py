@@ -15,6 +15,7 @@ from marq.core.partition import Partition
 from marq.core.stamps import is_believable
 from marq.core.state import MessageState
 from marq.errors import RowError
+from marq.protocol.headers import HEADER_KEY
 
 #: Segments that are examined in one turn.
 TURN_SEGMENTS = 10
@@ -22,6 +23,13 @@ TURN_SEGMENTS = 10
 SHOWN_BYTES = 64 * 1024
 #: Characters of a header that is shown in a list.
 HEADER_CHARACTERS = 1_000
+
+
+def own_key(record: Any, queue_id: str | None) -> bytes | None:
+    """The key that the sender of a record gave its message. ``queue_id``: topic mode, where it is the record's key."""
+    if queue_id is not None:
+        return record.key  # type: ignore[no-any-return]
+    return next((value for name, value in reversed(record.headers) if name == HEADER_KEY), None)
 
 
 def describe_message(view: MessageView, partition: Partition, broker_ms: int | None) -> None:
@@ -46,6 +54,8 @@ def describe_message(view: MessageView, partition: Partition, broker_ms: int | N
     view.sent_ms = record.timestamp
     if is_believable(record.timestamp):
         view.age_ms = max(0, (broker_ms or record.timestamp) - record.timestamp)
+    key = own_key(record, partition.queue_id)
+    view.key = None if key is None else _text(key)
     view.headers = [(name, _text(value)) for name, value in record.headers]
     view.payload = base64.b64encode(payload[:SHOWN_BYTES]).decode()
     view.size_bytes = len(payload)

@@ -462,6 +462,7 @@ class Receives:
         make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         named = queue_id(queue)
         add, shown, whole = waiter.messages.append, DEAD, waiter.whole
+        topic_mode = partition.queue_id is not None
         size, count = waiter.size_bytes, 0
         for offset in handout.offsets:
             record = messages[offset]
@@ -469,18 +470,17 @@ class Receives:
                 record = partition.record(offset)
             attempt, payload = deliveries[offset].receives, record.value or b""
             headers: dict[str, bytes] = {}
-            key = group = None
+            key, group = record.key if topic_mode else None, None
             if record.headers:
                 for header, value in record.headers:
                     if whole or not header.startswith(RESERVED) or header.startswith(shown):
                         headers[header] = value or b""
-                    elif header == HEADER_KEY:
+                    elif header == HEADER_KEY and not topic_mode:
                         key = value
                     elif header == H_GROUP:
                         group = value.decode(errors="replace") if value is not None else None
-                size += len(key or b"")
                 size += sum(HEADER_OVERHEAD_BYTES + len(name) + len(value) for name, value in headers.items())
-            size += len(payload)
+            size += len(payload) + (len(key) if key is not None else 0)
             if size > ANSWER_BYTES and (waiter.messages or waiter.size_bytes):
                 break
             receipt = make(number, epoch, delivery, offset, attempt, named)

@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 
 from app.engine.ownership import Ownership
 from app.kafka.connection import end_client, kafka_client_args
+from app.service.message_views import own_key
 from app.settings import Settings
 from marq.core.history import Delivery, Envelope, Histories
 from marq.core.markers import Batch, End, Keepalive, Marker, Own, Purge, Release, Start, decode
@@ -80,6 +81,7 @@ class Timeline(msgspec.Struct):
     complete: bool
     read_until_ms: int
     origin: str | None = None  # header: of which message it is a copy
+    key: str | None = None
 
 
 class Timelines:
@@ -236,7 +238,7 @@ class _Reader:
         else:
             for one in self._histories.unfinished(self._partition):
                 found = one.history.deliveries
-        payload = record.value or b""
+        payload, key = record.value or b"", own_key(record, self._partition.queue_id)
         headers = [(name, (value or b"").decode(errors="backslashreplace")) for name, value in record.headers]
         return Timeline(
             topic=topic,
@@ -266,6 +268,7 @@ class _Reader:
             complete=complete,
             read_until_ms=self.read_until_ms,
             origin=next((value for name, value in headers if name == "marq-origin"), None),
+            key=None if key is None else key.decode(errors="backslashreplace"),
         )
 
 

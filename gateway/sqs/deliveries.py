@@ -122,8 +122,8 @@ class Deliveries:
         first_ms = self._first.of(one, int(time.time() * 1000))
         if system:
             told["Attributes"] = self._system(call, settings, one, system, first_ms, is_dead=origin is not None)
-        if names and (headers or encoded):
-            attributes = messages.select(messages.attributes_in(headers), names)
+        if names and (headers or encoded or one.key):
+            attributes = messages.select(messages.attributes_in(headers, one.key), names)
             if encoded and messages.select([messages.ENCODED], names):
                 attributes.append(messages.ENCODED)
             if attributes:

@@ -230,8 +230,8 @@ def _natural_type(value: bytes) -> str:
     return "String" if text and _NOT_TEXT.search(text) is None else "Binary"
 
 
-def attributes_in(headers: dict[str, bytes]) -> list[Attribute]:
-    """The attributes in headers, from SQS or any other sender."""
+def attributes_in(headers: dict[str, bytes], key: bytes | None = None) -> list[Attribute]:
+    """The attributes in headers, from SQS or any other sender. `key`: of the record, in topic mode."""
     types: dict[str, str] = {}
     if H_SQS_TYPES in headers:
         try:
@@ -247,6 +247,8 @@ def attributes_in(headers: dict[str, bytes]) -> list[Attribute]:
         if _TYPE.fullmatch(kind) is None or (natural == "Binary" and not kind.startswith("Binary")):
             kind = natural
         found.append(Attribute(name, kind, value))
+    if key and KEY not in headers:
+        found.append(Attribute(KEY, _natural_type(key), key))
     return found
 
 
@@ -329,6 +331,8 @@ def _hash(key: bytes, value: int, bits: int) -> int:
     return int.from_bytes(blake2b(value.to_bytes(10, "big"), key=key, digest_size=10).digest(), "big") >> 80 - bits
 
 
+#: The attribute that has the key of the record, in topic mode.
+KEY = "kafka-key"
 #: The attribute of a payload that is given in base64.
 ENCODED = Attribute(ENCODING, "String", b"base64")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,16 @@ class Theirs(Cluster):
         """What retention does: delete the oldest records of a partition."""
         records = {TopicPartition(self.queue_topic, number): RecordsToDelete(offset)}
         self.admin(lambda admin: admin.delete_records(records))
+
+    def produce(self, key: bytes, timestamp_ms: int | None) -> None:
+        """Write a record to partition 0."""
+
+        async def run() -> None:
+            await (await self._producing()).send_and_wait(
+                self.queue_topic, b"{}", key=key, partition=0, timestamp_ms=timestamp_ms
+            )
+
+        self.run(run())
 
     def add_partitions(self, count: int) -> None:
         """Let the queue topic have so many."""
@@ -159,3 +171,31 @@ def test_partitions_that_are_added_to_our_own_topic_are_not_read_and_everything_
         assert named in worker.log and worker.serving() == {0, 1}
         here = cluster.command("doctor", "--quiet")
         assert here.returncode == 1 and named in here.stdout, here
+
+
+def test_keys_are_kept_and_what_a_topic_can_not_be_is_refused(theirs: Theirs) -> None:
+    worker = theirs.start()
+    client = Client(worker.url)
+    theirs.produce(b"customer-7", 0)
+    (message,) = client.receive(QUEUE, 1, 5_000)
+    assert b64decode(message["key"]) == b"customer-7" and message["offset"] == 0
+    assert client.request("GET", "/v1/messages/0/0").body["key"] == "customer-7"
+    assert client.request("GET", "/ui/api/messages/0/0").body["key"] == "customer-7"
+    stats = client.request("GET", f"/v1/queues/{QUEUE}/stats").body
+    assert 0 <= stats["oldest_ms"] < 600_000, "it is stamped 1970"
+    client.ack(message)
+
+    theirs.produce(b"customer-8", None)
+    sqs = {"QueueUrl": f"{worker.url}/000000000000/{QUEUE}", "MessageAttributeNames": ["All"], "WaitTimeSeconds": 5}
+    target = {"X-Amz-Target": "AmazonSQS.ReceiveMessage", "Content-Type": "application/x-amz-json-1.0"}
+    (taken,) = client.request("POST", "/", json.dumps(sqs).encode(), **target).body["Messages"]
+    assert taken["MessageAttributes"]["kafka-key"]["StringValue"] == "customer-8"
+
+    for queue, settings, why in (
+        ("other", {}, "there is one queue"),
+        (QUEUE, {"fifo": True}, "can't be FIFO"),
+        (QUEUE, {"max_receives": 3}, "MARQ_DEAD_LETTER_TOPIC"),
+    ):
+        answer = client.request("PUT", f"/v1/queues/{queue}", settings)
+        assert answer.status in (400, 409) and why in str(answer.body), answer
+    assert "is poison at once" in worker.log

@@ -17,7 +17,7 @@ export function Message() {
   if (!known) return html`<${Find} />`;
   if (!found.data) return found.error ? html`<${Failed} error=${found.error} retry=${found.refresh} />` : html`<${Waiting} what="the history of the message" />`;
   const told = found.data, state = told.outcome ? "done" : now.data?.state;
-  const headers = told.headers;
+  const headers = told.key === null ? told.headers : [["Key", told.key], ...told.headers.filter(([name]) => name !== "marq-key")];
   return html`
     <div class="head"><div>
       <p class="small"><${Link} to="/ui/queues">Queues<//>${told.queue ? html` / <${Link} to=${queueUrl(told.queue, "messages")}>${told.queue}<//>` : null}</p>
@@ -31,7 +31,7 @@ export function Message() {
       <div class="stack far">
         <section class="card" aria-label="Payload"><header><h2>Payload</h2><span class="muted small">${bytes(told.size_bytes)}</span></header>
           <div class="in"><${Payload} base64=${told.payload} size=${told.size_bytes} /></div></section>
-        <section class="card" aria-label="Headers"><header><h2>Headers</h2></header><div class="in">${headers.length
+        <section class="card" aria-label="Key and headers"><header><h2>Key and headers</h2></header><div class="in">${headers.length
           ? html`<dl class="pairs">${headers.map(([key, value], i) => html`<dt key=${`k${i}`} class="mono">${key}</dt><dd key=${`v${i}`} class="mono">${value}</dd>`)}</dl>`
           : html`<p class="muted">It has none.</p>`}</div></section>
       </div>
