@@ -133,6 +133,7 @@ class World:
         self.loop.on_error = self.callback_failed
         self.starts = 0
         self.healing = False
+        dead_letters = "dead-letters" if self.shape.topic_mode and draws.random() < 0.7 else None
         self.settings = Settings(
             _env_file=None,  # type: ignore[call-arg]
             kafka="kafka://10.0.0.1:9092",
@@ -142,9 +143,11 @@ class World:
                 "few": {"max_receives": 2},
             }
             if not self.shape.topic_mode
-            else {TOPIC_QUEUE: {"max_receives": 2}},
+            else {TOPIC_QUEUE: {"max_receives": 2}}
+            if dead_letters
+            else {},
             queue_id=TOPIC_QUEUE if self.shape.topic_mode else None,
-            dead_letter_topic="dead-letters" if self.shape.topic_mode and draws.random() < 0.7 else None,
+            dead_letter_topic=dead_letters,
             data_dir=Path("/nowhere"),
             checkpoint_ms=draws.choice((300, 2_000)),
             persist_after_ms=draws.choice((500, 10_000)),
