@@ -48,7 +48,7 @@ class MarkerError(MarqError):
 
 
 class NewerVersionError(MarkerError):
-    """A record of markers or of a queue of a later version. We can't tell what it changes, so its reader must stop."""
+    """A record of markers or of a queue of a later version. If the installation has sealed it, its reader must stop."""
 
 
 class RowError(MarqError):

@@ -10,6 +10,7 @@ import msgspec
 
 from marq.core.policies import QueueSettings, name_problem
 from marq.core.settings import check_record_version
+from marq.core.versions import is_of_installation, place_of_queue
 from marq.errors import BadValueError, NewerVersionError, NotPossibleError, PipelineError, UnknownQueueError
 from pipeline import tables
 from pipeline.compacted import records_of
@@ -82,6 +83,8 @@ class Queues:
         except msgspec.MsgspecError:
             return  # workers ignore it too
         except NewerVersionError as error:
+            if not is_of_installation(value, place_of_queue(queue), ()):
+                return  # workers ignore it too
             raise PipelineError(f"queue {queue!r} has {error}") from None
         known = self._records.get(queue)
         if known is None or record.version > known.version:

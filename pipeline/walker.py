@@ -10,6 +10,7 @@ import msgspec
 from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Purge, Start, decode
 from marq.core.partition import Partition
+from marq.core.versions import is_of_installation, place_of_markers
 from marq.errors import MarkerError, NewerVersionError
 
 if TYPE_CHECKING:
@@ -152,11 +153,10 @@ class Walker:
             return
         try:
             batch: Batch | None = decode(value)
-        except NewerVersionError as error:
-            self.on_newer(offset, str(error))
+        except MarkerError as error:
             batch = None
-        except MarkerError:
-            batch = None
+            if type(error) is NewerVersionError and is_of_installation(value or b"", place_of_markers(self.number), ()):
+                self.on_newer(offset, str(error))
         if self._whole_ms is None:
             self._whole_ms = timestamp_ms + SKEW_MS
         if batch is not None and self.partition.own < self._markers_start:

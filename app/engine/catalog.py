@@ -35,6 +35,7 @@ from app.engine.queues_topic import WRITE_TIMEOUT_S, QueuesTopic
 from app.engine.secrets import derived
 from marq.core.policies import DEAD_SUFFIX, QueueSettings, name_problem
 from marq.core.settings import QueueSettingsError, check_kind, check_name, placed_as, settings_with
+from marq.core.versions import VERSIONS, is_of_installation, place_of_queue
 from marq.errors import NewerVersionError, UnavailableError, UnknownQueueError
 
 if TYPE_CHECKING:
@@ -428,10 +429,19 @@ class Catalog(Service):
                 self.changes += 1
                 return
             self._put(key.decode(), None if record.value is None else decode(record.value))
-        except NewerVersionError as exc:
-            raise NewerVersionError(f"record {record.offset} of {self.topic.name}: {exc}") from None
-        except (UnicodeDecodeError, QueueSettingsError) as exc:
+        except (UnicodeDecodeError, QueueSettingsError, NewerVersionError) as exc:
+            queue = key.decode(errors="replace")
+            if isinstance(exc, NewerVersionError) and self._is_ours(queue, record.value):
+                raise NewerVersionError(f"record {record.offset} of {self.topic.name}: {exc}") from None
             self.log.warning("Ignored record %s of the queues topic: %s", record.offset, exc)
+            if queue in self.records:  # compaction would keep only the record that was ignored
+                self._overwritten[queue] = time.monotonic()
+
+    def _is_ours(self, queue: str, value: bytes) -> bool:
+        """Tells whether the installation has sealed a record of a later version. Before it has a secret, it has not."""
+        return (self._settings.secret is not None or bool(self._secrets)) and is_of_installation(
+            value, place_of_queue(queue), self.keys_for(VERSIONS)
+        )
 
     def _counts(self, old: QueueRecord | None, record: QueueRecord | None) -> bool:
         """Tells whether a record takes the place of the one before; None: the removal of a record."""

@@ -96,7 +96,7 @@ def decode(value: bytes) -> QueueRecord:
 
     Raises:
         QueueSettingsError: it is none. Everybody passes over it.
-        NewerVersionError: it is of a later version.
+        NewerVersionError: it says that it is of a later version.
     """
     try:
         record = _decoder.decode(value)

@@ -37,6 +37,7 @@ from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
 from marq.core.recovery import last_read, newest
 from marq.core.rows import table_of
+from marq.core.versions import VERSIONS
 from marq.core.world import World
 from marq.errors import (
     DeletedError,
@@ -184,6 +185,7 @@ class TakeOver:
                 partitions=ownership.topics.partitions,
                 pass_deleted=settings.queue_id is not None and settings.deleted_unread == "continue",
                 origin_keys=ownership.catalog.keys_for(ORIGINS),
+                version_keys=ownership.catalog.keys_for(VERSIONS),
             ),
             settings_of=ownership.catalog.settings_of,
             breaker_of=ownership.breakers.of,

@@ -14,7 +14,7 @@ import msgspec
 from marq.core.ranges import Ranges, count, well_formed
 from marq.errors import MarkerError, NewerVersionError
 
-#: Version of the record format; the owner of a partition stops at a record of a later one.
+#: Version of the record format; the owner of a partition stops at a sealed record of a later one.
 VERSION = 1
 
 #: Bytes of a record at most; a larger batch is split.
@@ -142,7 +142,8 @@ def decode(value: bytes | None) -> Batch:
 
     Raises:
         MarkerError: it is no batch, or has malformed or far too large ranges. Such a record only moves the clock.
-        NewerVersionError: it is of a later version.
+        NewerVersionError: it says that it is of a later version. Without a seal of the installation it is only a record
+            that can't be read (`marq.core.versions.is_of_installation`).
     """
     if value is None:
         raise MarkerError("a marker record without a value")

@@ -32,6 +32,7 @@ from marq.core.recovery import Deleted, Edges, deleted_unread, lose_markers, pas
 from marq.core.starts import Pending, Starts
 from marq.core.state import no_rows
 from marq.core.ticker import TICK_MAX_MS, Ticker
+from marq.core.versions import is_of_installation, place_of_markers
 from marq.errors import InternalError, MarkerError, NewerVersionError, RowError, UnreadableError
 
 #: Milliseconds without a marker, while a checkpoint waits for its ticks, after which Kafka or this process stood still.
@@ -331,8 +332,9 @@ class Owner:
         """Fold a chunk of the markers topic: records with offset, timestamp and value.
 
         Returns False if it begins too late: seek to ``partition.markers_position``. The owner is ``STOPPED`` in front
-        of a record of a later protocol version: it can't know who owns the partition from there on. In front of
-        records that no replica has whole it has ``FAILED``, as an own marker or an end may be among them.
+        of a record of a later protocol version that the installation has sealed: it can't know who owns the partition
+        from there on. In front of records that no replica has whole it has ``FAILED``, as an own marker or an end may
+        be among them.
         """
         if self.phase is Phase.FAILED:
             return True
@@ -361,11 +363,11 @@ class Owner:
             else:
                 try:
                     batch = m.decode(record.value)
-                except NewerVersionError as exc:
-                    self.phase = Phase.STOPPED
-                    self._newer = f"partition {self.number}, markers offset {record.offset}: {exc}"
-                    return True
-                except MarkerError:
+                except MarkerError as exc:
+                    if type(exc) is NewerVersionError and self._is_ours(record.value):
+                        self.phase = Phase.STOPPED
+                        self._newer = f"partition {self.number}, markers offset {record.offset}: {exc}"
+                        return True
                     self.partition.counters["unreadable_markers"] += 1
                     batch = m.Batch(m.VERSION, [])
             self._fold(record.offset, timestamp_ms, batch, now_ms)
@@ -376,6 +378,9 @@ class Owner:
         if self._deleted is not None:
             self._pass_deleted(now_ms)
         return True
+
+    def _is_ours(self, value: bytes) -> bool:
+        return is_of_installation(value, place_of_markers(self.number), self.limits.version_keys)
 
     def sent(self, seq: int, markers: Sequence[Marker]) -> None:
         """An own record is on its way. ``seq`` grows; the log keeps the order of one writer's records."""

@@ -164,6 +164,7 @@ class Limits(NamedTuple):
     partitions: int = 1  # over which the limits of a queue are spread
     pass_deleted: bool = False  # go on at the start of the queue log, though unfinished messages were deleted unread
     origin_keys: tuple[bytes, ...] = ()  # with which origins of copies are sealed; none: they are not
+    version_keys: tuple[bytes, ...] = ()  # that seal records of later versions; none: the seals can't be checked
 
 
 DEFAULT_LIMITS = Limits()

@@ -96,7 +96,10 @@ _version_decoder = msgspec.json.Decoder(_Version)
 
 
 def check_record_version(value: bytes) -> None:
-    """Raises `NewerVersionError` for a record of a queue of a later version; all else of it may be different then."""
+    """Raises `NewerVersionError` for a record of a queue of a later version; all else of it may be different then.
+
+    Without a seal of the installation it does not count (`marq.core.versions.is_of_installation`).
+    """
     try:
         version = _version_decoder.decode(value).v
     except msgspec.MsgspecError:

@@ -195,10 +195,16 @@ def test_markers_that_cant_be_decoded_change_nothing(multiplexed: Cluster) -> No
         for raw in (not_a_marker, long)
     )
     assert wrong >= len(RAW_CODECS)
+    later = batch(Raw(b'{"v":99}', None), Raw(b'{"v":99,"seal":"%b"}' % (b"0" * 24), None))
+    assert asyncio.run(produce(multiplexed.bootstrap, markers, 0, later)) == 0
+    later = batch(Raw(b'{"v":99,"version":1}', b"zz"), Raw(b'{"v":99,"version":1}', queue.encode()))
+    assert asyncio.run(produce(multiplexed.bootstrap, f"{multiplexed.name}.queues", 0, later)) == 0
     multiplexed.send(queue, 10)
     multiplexed.wait_begun(queue, 10)
-    until(lambda: multiplexed.counters()["unreadable_markers"] == 2 * wrong, "they are counted")
+    until(lambda: multiplexed.counters()["unreadable_markers"] == 2 * wrong + 2, "they are counted")
     multiplexed.settle()
+    (worker,) = multiplexed.running
+    assert worker.log.count("of the queues topic: a queue's record of version 99") == 2
     assert not multiplexed.errors_logged()
 
 

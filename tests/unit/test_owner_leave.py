@@ -9,7 +9,8 @@ import pytest
 from marq.core import markers as m
 from marq.core.markers import End, Keepalive, Own, Purge, Release, Start, Tick
 from marq.core.owner import Phase
-from marq.core.policies import QueueSettings
+from marq.core.policies import Limits, QueueSettings
+from marq.core.versions import place_of_markers, place_of_queue, version_seal
 from marq.errors import MarkerError, NewerVersionError
 from tests.unit.core_helpers import LEASE_MS, Worker
 
@@ -225,14 +226,24 @@ def test_who_loses_a_partition_says_nothing_more_as_its_owner() -> None:
 # ---------------------------------------------------------------------- a later version
 
 
+KEY, PREVIOUS, STRANGE = b"k" * 32, b"p" * 32, b"s" * 32
+#: With the secret of an installation, and the one before it.
+LIMITS = Limits(version_keys=(KEY, PREVIOUS))
+
+
 def of_version(version: object, **fields: object) -> bytes:
     return json.dumps({"v": version, "markers": [{"type": "own", "worker": "n", "nonce": "n"}], **fields}).encode()
 
 
-def test_an_owner_stops_at_an_own_marker_of_a_later_version() -> None:
-    w = Worker().serve()
+def sealed(value: bytes, key: bytes = KEY, place: str = place_of_markers(0)) -> bytes:
+    return b'%b,"seal":"%b"}' % (value[:-1], version_seal(value[:-1], place, key))
+
+
+@pytest.mark.parametrize("key", [KEY, PREVIOUS])
+def test_an_owner_stops_at_an_own_marker_of_a_later_version(key: bytes) -> None:
+    w = Worker(limits=LIMITS).serve()
     w.send(2)
-    w.broker.append(of_version(2))
+    w.broker.append(sealed(of_version(2), key))
     w.read_markers()
     assert w.owner.phase is Phase.STOPPED
     assert "version 2" in w.owner.reason
@@ -241,18 +252,52 @@ def test_an_owner_stops_at_an_own_marker_of_a_later_version() -> None:
 
 
 def test_markers_of_a_later_version_that_can_not_be_read_stop_it_too() -> None:
-    w = Worker().serve()
-    w.broker.append(of_version(3, markers={"lease": [0, 5]}))
+    w = Worker(limits=LIMITS).serve()
+    w.broker.append(sealed(of_version(3, markers={"lease": [0, 5]})))
     w.read_markers()
     assert w.owner.phase is Phase.STOPPED
     assert "offset 1:" in w.owner.reason
 
 
 def test_a_recovery_stops_there_as_well() -> None:
-    w = Worker()
-    w.broker.append(of_version(2))
+    w = Worker(limits=LIMITS)
+    w.broker.append(sealed(of_version(2)))
     w.claim()
     w.restore()
+    w.read_markers()
+    assert w.owner.phase is Phase.STOPPED
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"v":99}',
+        of_version(2),
+        of_version(2, seal="0" * 24),
+        sealed(of_version(2), STRANGE),
+        sealed(of_version(2), place=place_of_markers(1)),
+        sealed(of_version(2), place=place_of_queue("markers/0")),
+        sealed(of_version(2)).replace(b'"v": 2', b'"v": 3'),
+        sealed(of_version(2)) + b" ",
+        sealed(of_version(2)).replace(b'"seal":"', b'"seal":"\xff'),
+    ],
+)
+def test_a_later_version_that_the_installation_has_not_sealed_is_only_unreadable(value: bytes) -> None:
+    w = Worker(limits=LIMITS).serve()
+    w.send(2)
+    w.broker.append(value)
+    w.read_markers()
+    assert w.owner.phase is Phase.SERVING
+    assert w.owner.partition.counters["unreadable_markers"] == 1
+    assert w.receive()
+
+
+def test_an_owner_that_does_not_know_the_secret_stops_at_every_seal() -> None:
+    w = Worker().serve()
+    w.broker.append(b'{"v":99}')
+    w.read_markers()
+    assert w.owner.partition.counters["unreadable_markers"] == 1
+    w.broker.append(sealed(of_version(2), STRANGE))
     w.read_markers()
     assert w.owner.phase is Phase.STOPPED
 

@@ -34,6 +34,7 @@ from marq.core.owner import Owner, Phase
 from marq.core.policies import QueueSettings
 from marq.core.recovery import Edges, LastRead
 from marq.core.rows import Record
+from marq.core.versions import VERSIONS, place_of_markers, version_seal
 from marq.errors import NewerRowError, RowError
 from tests.unit.peer_helpers import alone
 
@@ -175,7 +176,10 @@ class Desk:
         )
         self.tables = {name: Table(name, self.kafka) for name in ("messages", "markers", "progress")}
         catalog = SimpleNamespace(
-            settings_of=lambda queue: QueueSettings(), with_ttl=(), settings_changes=0, keys_for=lambda purpose: ()
+            settings_of=lambda queue: QueueSettings(),
+            with_ttl=(),
+            settings_changes=0,
+            keys_for=lambda purpose: (purpose.ljust(32),) if purpose == VERSIONS else (),
         )
         self.ownership = Ownership(
             self.app,  # type: ignore[arg-type]
@@ -862,7 +866,12 @@ def test_a_damaged_row_concerns_its_partition_alone() -> None:
 def test_a_marker_of_a_later_version_stops_the_worker_with_a_line_that_names_it() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        desk.kafka.append("m", 1, b'{"v": 2, "markers": []}')
+        content = b'{"v":2,"markers":[]'
+        desk.kafka.append("m", 1, content + b"}")
+        desk.read(1)
+        assert not desk.failures
+        seal = version_seal(content, place_of_markers(1), VERSIONS.ljust(32))
+        desk.kafka.append("m", 1, b'%b,"seal":"%b"}' % (content, seal))
         desk.read(1)
         assert "version 2" in str(desk.failures[0])
         assert "version 2" in desk.ownership.unserved[1]

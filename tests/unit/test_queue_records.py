@@ -9,12 +9,14 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from pydantic import SecretStr
 
 from app.engine.catalog import Catalog
 from app.engine.queue_records import decode, encode, id_of_queue, next_record
 from app.settings import Settings
 from marq.core.policies import QUEUE_NAME_MAX, QueueSettings
 from marq.core.settings import RECORD_VERSION, QueueSettingsError
+from marq.core.versions import VERSIONS, place_of_queue, version_seal
 from marq.errors import NewerVersionError
 
 RECORD = next_record(None, settings=QueueSettings(fifo=True), state="active")
@@ -32,11 +34,49 @@ def test_one_of_a_later_version_says_which_is_needed(value: bytes) -> None:
         decode(value)
 
 
-def test_and_stops_the_worker_that_reads_it() -> None:
-    settings = Settings()
+def take(catalog: Catalog, key: bytes, value: bytes | None) -> None:
+    catalog._take(SimpleNamespace(key=key, value=value, offset=7))
+
+
+def sealed(value: bytes, key: bytes, queue: str = "q") -> bytes:
+    return b'%b,"seal":"%b"}' % (value[:-1], version_seal(value[:-1], place_of_queue(queue), key))
+
+
+@pytest.mark.parametrize("secret", ["", "s" * 32])
+def test_and_stops_the_worker_that_reads_it_if_the_installation_has_sealed_it(secret: str) -> None:
+    settings = Settings(secret=SecretStr(secret)) if secret else Settings()
     catalog = Catalog(settings, lambda: settings.queues_topic)
+    take(catalog, b"q", b'{"v":2}')  # nothing is sealed before there is a secret
+    take(catalog, b"\0secret/1", b"k" * 32)
     with pytest.raises(NewerVersionError, match=r"record 7 of marq\.queues: a queue's record of version 2"):
-        catalog._take(SimpleNamespace(key=b"q", value=b'{"v": 2}', offset=7))
+        take(catalog, b"q", sealed(b'{"v":2}', catalog.keys_for(VERSIONS)[0]))
+
+
+def test_and_is_ignored_with_a_warning_if_it_has_not(caplog: pytest.LogCaptureFixture) -> None:
+    catalog = Catalog(Settings(), lambda: "t")
+    take(catalog, b"\0secret/1", b"k" * 32)
+    take(catalog, b"q", encode(RECORD))
+    (key,) = catalog.keys_for(VERSIONS)
+    wrong = [
+        b'{"v":2}',
+        sealed(b'{"v":2}', b"s" * 32),
+        sealed(b'{"v":2}', key, "r"),
+        b'{"v":2,"seal":"%b"}' % (b"0" * 24),
+    ]
+    for value in wrong:
+        take(catalog, b"q", value)
+    assert catalog.records["q"].settings == RECORD.settings
+    assert caplog.text.count("Ignored record 7 of the queues topic: a queue's record of version 2") == len(wrong)
+
+
+@pytest.mark.parametrize("value", [b'{"v":2}', b"junk"])
+def test_what_is_ignored_does_not_replace_the_record_of_its_queue_for_good(value: bytes) -> None:
+    """Compaction keeps the last record of a key only, so the one that counts is written again."""
+    catalog = Catalog(Settings(), lambda: "t")
+    take(catalog, b"q", encode(RECORD))
+    take(catalog, b"q", value)
+    take(catalog, b"unknown", value)
+    assert set(catalog._overwritten) == {"q"}
 
 
 def test_what_is_no_record_is_passed_over() -> None:

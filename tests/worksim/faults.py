@@ -112,8 +112,8 @@ THEMES = {
 ALONE = ("rows", "outboxes", "late", "moves", "refused", "disks", "bits", "strangers")
 #: The themes of runs, as often as they are drawn.
 DRAWN_THEMES = (*("mixed",) * 9, *ALONE, "long", "long", "hours")
-#: Bytes that no marker looks like.
-NO_MARKER = b"\xffno marker"
+#: Records of others in the markers topic: no JSON, and one that says without a seal that it is of a later version.
+NO_MARKERS = (b"\xffno marker", b'{"v":99}')
 
 
 def _is_manifest(row: tuple[bytes, bytes]) -> bool:
@@ -330,7 +330,7 @@ class Faults:
 
     def _damaged_markers(self) -> None:
         log = self.world.kafka.log(self.world.topics.markers, self.random.randrange(self.world.topics.partitions))
-        log.append([(None, NO_MARKER, ())])
+        log.append([(None, self.random.choice(NO_MARKERS), ())])
 
     def _foreign(self) -> None:
         """Some other producer writes to the queue topic."""
