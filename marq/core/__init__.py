@@ -14,6 +14,7 @@ May import `marq.errors`, `marq.protocol` and `marq.text`. Of others it needs ms
 ``backlog``           the order in which the messages of one queue are delivered: lanes that take turns
 ``dedup``             ids of messages, remembered for five minutes
 ``rows``              rows and manifests of the tables, and their encoding
+``versions``          which records of later versions count
 ``world``             the cluster and topics that a state was made from
 ``segments``          messages whose payload lies in the messages table
 ``segment_list``      the segments of a partition, and their pages
