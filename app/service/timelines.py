@@ -9,7 +9,8 @@ import asyncio
 import base64
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from marq.text import reason_of
 #: Seconds, and records of the markers log, that are read for one answer.
 READ_S = 4.0
 RECORDS_MAX = 50_000
-#: Requests that a worker answers at the same time.
+#: Histories that a worker reads at the same time, one of each key.
 AT_ONCE = 2
 #: Milliseconds that the markers log may be ahead of the queue log: their brokers' clocks differ.
 CLOCKS_DIFFER_MS = 60_000
@@ -91,37 +92,60 @@ class Timelines:
         self._ownership = ownership
         self._settings = settings
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns_of: defaultdict[object, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def of(self, number: int, offset: int) -> Timeline:
-        """The history of a message. Raises `NotFoundError`, `UnavailableError`."""
+    async def of(
+        self, number: int, offset: int, *, by: object, gone: Callable[[], bool], check: Callable[[str], None]
+    ) -> Timeline:
+        """The history of a message.
+
+        Args:
+            by: the key that asks. Its requests are answered one by one, so that those of others get their turns.
+            gone: tells whether the client has gone. Then nothing more is read.
+            check: called with the queue before the markers log is read; raises `NotAllowedError`.
+
+        Raises:
+            ConnectionAbortedError: the client has gone.
+            NotFoundError: there is no such message any more.
+            UnavailableError: Kafka does not answer.
+        """
         topics = self._ownership.topics
         if not 0 <= number < topics.partitions:
             raise NotFoundError(f"there are partitions 0 to {topics.partitions - 1}, not {number}")
-        async with self._turns:
+        async with self._turns_of[by], self._turns:
+            _require_client(gone)
             consumer = AIOKafkaConsumer(
                 enable_auto_commit=False, auto_offset_reset="earliest", **kafka_client_args(self._settings)
             )
             try:
                 async with asyncio.timeout(3 * READ_S):
                     await consumer.start()
-                    return await self._read(consumer, number, offset)
+                    return await self._read(consumer, number, offset, gone, check)
             except (KafkaError, TimeoutError) as exc:
                 raise UnavailableError(f"the logs can't be read right now: {reason_of(exc)}") from exc
             finally:
                 await end_client(consumer.stop())
 
-    async def _read(self, consumer: AIOKafkaConsumer, number: int, offset: int) -> Timeline:
+    async def _read(
+        self,
+        consumer: AIOKafkaConsumer,
+        number: int,
+        offset: int,
+        gone: Callable[[], bool],
+        check: Callable[[str], None],
+    ) -> Timeline:
         queue_tp = TopicPartition(self._ownership.topics.queue, number)
         markers_tp = TopicPartition(self._ownership.topics.markers, number)
-        record = await _record_at(consumer, queue_tp, offset)
+        record = await _record_at(consumer, queue_tp, offset, gone)
         reader = _Reader(number, self._settings.queue_id, record)
+        check(reader.queue)
         (start,) = (
             await consumer.offsets_for_times({markers_tp: max(0, record.timestamp - CLOCKS_DIFFER_MS)})
         ).values()
         complete = True
         if start is not None:
             complete = False
-            async for one in _records(consumer, markers_tp, start.offset):
+            async for one in _records(consumer, markers_tp, start.offset, gone):
                 if one is None:
                     complete = True
                     break
@@ -132,14 +156,19 @@ class Timelines:
         return reader.timeline(queue_tp.topic, complete)
 
 
-async def _record_at(consumer: AIOKafkaConsumer, tp: TopicPartition, offset: int) -> Any:
+def _require_client(gone: Callable[[], bool]) -> None:
+    if gone():
+        raise ConnectionAbortedError("the client of a history has gone")
+
+
+async def _record_at(consumer: AIOKafkaConsumer, tp: TopicPartition, offset: int, gone: Callable[[], bool]) -> Any:
     """The record at an offset. Raises `NotFoundError`."""
     first = (await consumer.beginning_offsets([tp]))[tp]
     end = (await consumer.end_offsets([tp]))[tp]
     if offset < first:
         raise NotFoundError(f"Kafka has deleted the record: the log of partition {tp.partition} begins at {first}")
     if offset < end:
-        async for record in _records(consumer, tp, offset, offset + 1):
+        async for record in _records(consumer, tp, offset, gone, offset + 1):
             if record is not None and record.offset == offset:
                 return record
             break
@@ -147,15 +176,19 @@ async def _record_at(consumer: AIOKafkaConsumer, tp: TopicPartition, offset: int
 
 
 async def _records(
-    consumer: AIOKafkaConsumer, tp: TopicPartition, start: int, stop: int | None = None
+    consumer: AIOKafkaConsumer, tp: TopicPartition, start: int, gone: Callable[[], bool], stop: int | None = None
 ) -> AsyncIterator[Any]:
-    """Records from an offset on; None at the end of the log. Ends early when the limits are reached."""
+    """Records from an offset on; None at the end of the log. Ends early when the limits are reached.
+
+    Raises `ConnectionAbortedError` when the client has gone.
+    """
     if stop is None:
         stop = (await consumer.end_offsets([tp]))[tp]
     consumer.assign([tp])
     consumer.seek(tp, start)
     deadline, count = time.monotonic() + READ_S, 0
     while (position := await consumer.position(tp)) < stop:
+        _require_client(gone)
         if time.monotonic() > deadline or count > RECORDS_MAX:
             return
         for batch in (await consumer.getmany(tp, timeout_ms=300, max_records=1_000)).values():

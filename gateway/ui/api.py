@@ -13,6 +13,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from app import bodies
+from app.cluster.peers import is_gone
 from app.engine.queue_records import MoveTask
 from app.service.census import Census
 from app.service.histories import FLOWS, STEP_S, Series
@@ -343,8 +344,13 @@ class Api:
         if not all(text.isascii() and text.isdigit() and len(text) <= 18 for text in numbers):
             raise BadValueError("partition and offset are numbers")
         place = int(numbers[0]), int(numbers[1])
-        told = await self._timelines.of(*place)
-        require_message(request[GRANTS], *place, told.queue)
+        grants = request[GRANTS]
+        told = await self._timelines.of(
+            *place,
+            by=grants.share,
+            gone=is_gone(request),
+            check=lambda queue: require_message(grants, *place, queue),
+        )
         return answer(request, told)
 
     async def settings(self, request: web.Request) -> web.Response:
