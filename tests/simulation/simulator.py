@@ -163,7 +163,7 @@ class Simulator:
                 max_receives=r.choice((0, 1, 2, 3)),
                 ttl_ms=r.choice((0, 0, 0, 0, 4_000)),
                 # an unreadable range breaks the order of groups, and hides ids
-                fifo=r.random() < 0.4 and not self.odds.unreadable,
+                fifo=r.random() < 0.4 and not self.odds.unreadable and self.queue_id is None,  # the product refuses it
             )
         for name in list(self.queues):
             self.settings[name + ".dead"] = QueueSettings(

@@ -17,6 +17,8 @@ from app.streaming.consumer_thread import ChunkThread
 class Fetched:
     """What was fetched of a partition: records of one chunk each."""
 
+    _partition_records = None
+
     def __init__(self, reader: Reader, chunks: int) -> None:
         self.looks, self.left, self._reader = 0, chunks, reader
         self._backoff = 0.02

@@ -48,7 +48,7 @@ class Desk:
             SimpleNamespace(  # type: ignore[arg-type]
                 fail=lambda exc: None,
                 producer=SimpleNamespace(waits=lambda s: {}),
-                consumer=SimpleNamespace(hurry=lambda lasting: None),
+                consumer=SimpleNamespace(hurry=lambda lasting: None, unstable=dict),
             ),
             Settings(kafka="kafka://nowhere:1"),
             lambda: topics,  # type: ignore[arg-type, return-value]

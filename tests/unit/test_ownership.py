@@ -693,7 +693,12 @@ def messages(desk: Desk, number: int, count: int) -> None:
     records = [Record(position + i, int(time.time() * 1000), b"work", b"x") for i in range(count)]
     desk.ownership.on_queue_chunk(
         SimpleNamespace(  # type: ignore[arg-type]
-            partition=number, generation=owned.generation, start=position, next=position + count, records=records
+            partition=number,
+            generation=owned.generation,
+            start=position,
+            next=position + count,
+            records=records,
+            since_ms=None,
         )
     )
 

@@ -36,7 +36,9 @@ def an_ownership() -> Ownership:
     """Without partitions: what the timer does with one that is due is tested elsewhere."""
     catalog = SimpleNamespace(settings_of=lambda queue: None, with_ttl=(), settings_changes=0)
     app = SimpleNamespace(
-        fail=lambda exc: None, producer=SimpleNamespace(waits=lambda s: {}), consumer=SimpleNamespace(stirred={})
+        fail=lambda exc: None,
+        producer=SimpleNamespace(waits=lambda s: {}),
+        consumer=SimpleNamespace(stirred={}, unstable=dict),
     )
     topics = SimpleNamespace(queue="q", markers="m", partitions=1)
     settings = Settings(kafka="kafka://nowhere:1")

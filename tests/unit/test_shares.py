@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from app.engine.queue_records import next_record
 from app.service import paging
 from app.service.descriptions import MessagesWanted
 from app.service.paging import page_of, smallest
@@ -344,6 +345,8 @@ def test_names_are_in_order_after_each_change(tmp_path: Path) -> None:
         assert list(http.app.catalog.names_from("a", "")) == ["a", "ab"]
         assert list(http.app.catalog.names_from("", "ab")) == ["b", "c"]
         assert list(http.app.catalog.names_from("a", "b")) == []
+        old = http.app.catalog.records["b"]
+        http.app.catalog._put("b", next_record(old, settings=old.settings, state="deleted"))
         http.app.catalog._put("b", None)
         assert http.app.catalog.names() == ["a", "ab", "c"]
 
