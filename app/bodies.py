@@ -23,7 +23,13 @@ PIECE_BYTES = 256 * 1024
 class Holder(Protocol):
     """A client with requests in progress."""
 
-    room_parts: int  # it gets at most the room divided by this
+    @property
+    def room_parts(self) -> int:
+        """It gets at most the room divided by this."""
+
+    @property
+    def within(self) -> Holder | None:
+        """All clients of its kind, if they have one part together. It gets at most half of what the others leave."""
 
 
 class Room:
@@ -41,16 +47,23 @@ class Room:
 
     def has(self, count_bytes: int, holder: Holder | None) -> bool:
         """Tells whether there is room for more bytes. A client gets at most its part of all."""
-        held = holder.room_parts * (self._held.get(holder, 0) + count_bytes) if holder is not None else 0
-        return max(self.used_bytes + count_bytes, held) <= self.most_bytes
+        if self.used_bytes + count_bytes > self.most_bytes:
+            return False
+        if holder is None:
+            return True
+        held = self._held.get(holder, 0) + count_bytes
+        if holder.within is not None:
+            held += self._held.get(holder.within, 0) + count_bytes
+        return holder.room_parts * held <= self.most_bytes
 
     def add(self, count_bytes: int, holder: Holder | None) -> None:
         """Count bytes; with a negative number, bytes that are free again."""
         self.used_bytes += count_bytes
-        if holder is not None:
+        while holder is not None:
             held = self._held[holder] = self._held.get(holder, 0) + count_bytes
             if not held:
                 del self._held[holder]
+            holder = holder.within
 
     def require_for_answer(self, request: web.Request) -> None:
         """Raises `UnavailableError` if answers that were not read leave no room for another one of this client."""

@@ -25,7 +25,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from gateway.shares import Share, Unproven
+from gateway.shares import Share
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.errors import NotAllowedError, NotAuthenticatedError, SettingError
 
@@ -138,7 +138,6 @@ class Credential(NamedTuple):
 
     secret: str
     grants: Grants
-    unproven: Unproven
 
 
 ALL = Grants([Grant(PERMISSIONS, ("*",))])
@@ -167,8 +166,7 @@ class Keys:
             grants.setdefault(_digest(key), []).append(_grant(number, what) if sign else ALL._grants[0])
         self._grants = {digest: Grants(found, Share()) for digest, found in grants.items()}
         self._credentials = {
-            access_id: Credential(secret, self._grants[digest], Unproven())
-            for access_id, (digest, secret) in secrets.items()
+            access_id: Credential(secret, self._grants[digest]) for access_id, (digest, secret) in secrets.items()
         }
 
     def __bool__(self) -> bool:

@@ -17,16 +17,32 @@ KEY_WAITING_MAX = WAITING_MAX // 2
 QUEUES_A_MINUTE = 600
 
 
-class Unproven:
-    """The memory of requests whose signature is not checked yet, because that needs the whole body."""
+class _AllUnproven:
+    """The memory of all requests whose signature is not checked yet, because that needs the whole body."""
 
-    room_parts = 4
+    room_parts = 2
+    within = None
+
+
+ALL_UNPROVEN = _AllUnproven()
+
+
+class Unproven(str):
+    """An address, for what its requests have of that memory: to know the ids of many keys gives no more.
+
+    A `str`, because it is made and hashed for each request.
+    """
+
+    __slots__ = ()
+    room_parts = _AllUnproven.room_parts
+    within = ALL_UNPROVEN
 
 
 class Share:
     """What the requests of one key take of this worker."""
 
     room_parts = 2
+    within = None
     __slots__ = ("_clock", "_made", "_made_s", "requests", "waiting")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -18,8 +18,10 @@ from app.service.move_tasks import MoveTasks
 from app.service.operations import QueueService
 from app.settings import Settings
 from gateway.auth import ALL, Grants, Keys, check_browser
+from gateway.connection_limits import address_of
 from gateway.metrics import ACTION
 from gateway.routes import UNNAMED, media_type
+from gateway.shares import Unproven
 from gateway.sqs import json_protocol, query_protocol
 from gateway.sqs.call import Call
 from gateway.sqs.deliveries import Deliveries
@@ -131,7 +133,8 @@ class Server:
                 sender, grants = claim.key_id, credential.grants
                 if not request.content.is_eof():
                     self._signatures.check_head(request, claim, credential.secret)
-                bodies.hand_over(request, credential.unproven)
+                peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+                bodies.hand_over(request, Unproven(address_of(peer)))
                 body = self._signatures.check(request, await self._body(request, target), claim, credential.secret)
                 if grants.share is not None:
                     bodies.hand_over(request, grants.share)

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from app.bodies import Room
 from app.engine.queue_records import next_record
 from app.service import paging
 from app.service.descriptions import MessagesWanted
 from app.service.paging import page_of, smallest
 from gateway import shares
-from gateway.shares import Share
+from gateway.shares import ALL_UNPROVEN, Share, Unproven
+from gateway.sqs import server
 from marq.errors import UnavailableError
 from tests.unit.http_lab import Http, answer_of, head_of, keep_catalog, run, serving, signed_request
 from tests.unit.test_state_views import Desk
@@ -131,22 +133,61 @@ def test_who_knows_the_id_of_a_key_alone_leaves_room_for_the_bodies_of_others(tm
         held = await http.send(whole[:-10])
         await until(lambda: http.app.room.used_bytes > 89_000)
 
-        # the id has a quarter of the memory, and the key itself its half
-        reader, _ = await http.send(whole[:-10])
-        assert (await answer_of(reader))[0] == 503
+        # an address has a quarter of the memory, however many ids it knows, and the key itself its half
+        for key in (GREEDY, OTHER):
+            reader, _ = await http.send(signed_request(http.url, "SendMessage", b" " * 90_000, key, "wrong" * 4)[:-10])
+            assert (await answer_of(reader))[0] == 503
         start = head(GREEDY, "POST", "/v1/queues/q/messages", 190_000)
         assert (await http.ask(start + b" " * 190_000))[0] == 400
-        assert (await sqs(http, OTHER, "SendMessage", QueueUrl="q" * 90_000))[0] in (400, 404)
         held[1].close()
+        await until(lambda: not http.app.room.used_bytes)
+        assert (await sqs(http, OTHER, "SendMessage", QueueUrl="q" * 40_000))[0] in (400, 404)
 
     attack(tmp_path, test)
+
+
+def test_one_address_leaves_room_for_unproven_bodies_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(http: Http) -> None:
+        http.app.room.most_bytes = 200_000
+        address = "192.0.2.1"
+        monkeypatch.setattr(server, "address_of", lambda peer: address)
+        held = [
+            await http.send(signed_request(http.url, "SendMessage", b" " * 20_000, key, "wrong" * 4)[:-10])
+            for key in (GREEDY, OTHER)
+        ]
+        await until(lambda: http.app.room.used_bytes > 39_000)
+        large = json.dumps({"QueueUrl": "q" * 25_000})
+        assert (await sqs(http, OTHER, "SendMessage", **json.loads(large)))[0] == 503
+        address = "192.0.2.2"
+        assert (await sqs(http, OTHER, "SendMessage", **json.loads(large)))[0] in (400, 404)
+        for _, writer in held:
+            writer.close()
+        await until(lambda: not http.app.room.used_bytes)
+
+    attack(tmp_path, test)
+
+
+def test_a_new_address_finds_room_however_much_others_have() -> None:
+    room = Room(2 * 1024)
+    found = []
+    for number in range(6):
+        sender = Unproven(f"192.0.2.{number}")
+        found.append(max(size for size in range(1024) if not size or room.has(size, sender)))
+        room.add(found[-1], sender)
+    assert found == [512, 256, 128, 64, 32, 16]
+    assert room.held_by(ALL_UNPROVEN) == room.used_bytes == 1008
+    for number, size in enumerate(found):
+        room.add(-size, Unproven(f"192.0.2.{number}"))
+    assert not room._held
 
 
 def test_a_body_that_was_signed_counts_as_that_of_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(http: Http) -> None:
         seen = []
         credential = http.app.keys.credential(GREEDY)
-        share, unproven, room = credential.grants.share, credential.unproven, http.app.room
+        share, unproven, room = credential.grants.share, Unproven("127.0.0.1"), http.app.room
         real = Share.begin
 
         def begin(self: Share) -> None:
