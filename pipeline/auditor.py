@@ -16,7 +16,8 @@ from marq.core.partition import Partition
 from marq.core.ranges import RangeSet, count
 from marq.core.recovery import Deleted as DeletedQueue
 from marq.core.recovery import LastRead
-from marq.core.restoring import NEVER_MS, newest_read_ms
+from marq.core.restoring import newest_read_ms
+from marq.core.state import NEVER_MS
 from marq.errors import NewerRowError, RowError
 from pipeline import walker
 from pipeline.fingerprints import Tables, fingerprints, without_payloads
@@ -167,7 +168,7 @@ class Auditor(walker.Walker):
         try:
             less = without_payloads(self.number, manifest, self._rows)
             self.recovered = self._restored(less)
-            if told.queue_start > manifest.position:
+            if told.queue_start > min([manifest.position, *manifest.unreadable]):
                 self._unread = self._restored(less)
         except NewerRowError as error:
             self._wrong("newer version", str(error))
@@ -312,13 +313,14 @@ class Auditor(walker.Walker):
         told, unread = self.told, self._unread
         if unread is None:
             return
-        loss = DeletedQueue(told.queue_start, told.markers_stop).lost_of(unread)
-        if loss is not None:
-            if told.manifest is None:
+        manifest = rows.decode_manifest(told.manifest) if told.manifest is not None else None
+        for loss in DeletedQueue(told.queue_start, told.markers_stop).losses_of(unread):
+            if manifest is None:
                 place = "and there is no manifest"
             else:
-                manifest = rows.decode_manifest(told.manifest)
-                place = f"beyond the position {loss.start} of the newest manifest (epoch {manifest.epoch})"
+                of = f"of the newest manifest (epoch {manifest.epoch})"
+                read = loss.start < manifest.position
+                place = f"and they are unreadable {of}" if read else f"beyond the position {loss.start} {of}"
             self._deleted_unread("queue", loss.start, loss.stop, loss.unfinished, place)
 
     def _check_end(self) -> None:

@@ -444,7 +444,7 @@ class Ownership(Service):
     def _read_queue_on(self, owned: OwnedPartition) -> None:
         """Read the queue topic from where the owner is, unless that was deleted and the owner has yet to pass it."""
         owner, queue = owned.owner, TP(self.topics.queue, owned.number)
-        if owned.begins_later and not owner.passes_deleted and (loss := owner.take_loss()) is not None:
+        for loss in owner.take_losses():
             self.log.error(
                 "Partition %s: Kafka has deleted %s messages that were neither done nor read (offsets %s to %s of %s): "
                 "they are lost, and the partition goes on behind them. Raise the retention of the topic",
@@ -576,20 +576,25 @@ class Ownership(Service):
 
     async def _look_at_start(self, owned: OwnedPartition) -> None:
         """The queue topic does not have the next record: tell the owner where it begins."""
-        number, queue, position = owned.number, self.topics.queue, owned.owner.partition.position
+        position = owned.owner.partition.position
+        start = await self.queue_start(owned)
+        if self.owned.get(owned.number) is owned and (start is None or start <= position):
+            self.recover_again(owned, _gone(self.topics.queue, owned.number, position))
+
+    async def queue_start(self, owned: OwnedPartition) -> int | None:
+        """Where the queue topic begins, which the owner is told if it has not read all below; None: not known."""
         try:
-            edges = await self.changelogs.edges(self.topics, number, None)
+            edges = await self.changelogs.edges(self.topics, owned.number, None)
         except (KafkaError, TimeoutError):
-            edges = Edges((0, 0))
-        if self.owned.get(number) is not owned:
-            return
-        if edges.end is None or edges.start[0] <= position:
-            self.recover_again(owned, _gone(queue, number, position))
-            return
-        with self._alone(owned):
-            owned.begins_later = True
-            owned.owner.begins_later(edges.start[0], edges.end[1], now_ms())
-            self.drain(owned)
+            return None
+        if edges.end is None:
+            return None
+        if self.owned.get(owned.number) is owned and owned.owner.lacks(edges.start[0]):
+            with self._alone(owned):
+                owned.begins_later = True
+                owned.owner.begins_later(edges.start[0], edges.end[1], now_ms())
+                self.drain(owned)
+        return edges.start[0]
 
     def _alone(self, owned: OwnedPartition) -> _Alone:
         """Wraps work on a partition: if a row can't be read, the partition is taken over again, and others go on."""

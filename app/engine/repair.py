@@ -307,9 +307,12 @@ class _Logs:
         return records
 
     async def still_unreadable(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """What no replica has whole of a range of the queue topic: each from, and behind."""
+        """What no replica has whole of a range of the queue topic, or was deleted: each from, and behind."""
         tp, found = self._tp(self.topics.queue), list[tuple[int, int]]()
-        await self._consumer.beginning_offsets([tp])  # its replicas are known from here on
+        first = (await self._consumer.beginning_offsets([tp]))[tp]  # its replicas are known from here on
+        if start < first:
+            found.append((start, min(first, stop)))
+            start = first
         while start < stop:
             before, (start, records) = start, await self._decoder.read_again(tp, start, stop)
             if start == before:

@@ -42,6 +42,9 @@ class Partitions(Protocol):
     def drain(self, owned: OwnedPartition) -> None:
         """Carry out the effects of an owner."""
 
+    async def queue_start(self, owned: OwnedPartition) -> int | None:
+        """Where the queue topic begins, which the owner is told if it has not read all below; None: not known."""
+
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
         """Run a side task of the worker."""
 
@@ -69,8 +72,12 @@ class SecondLooks:
     async def _look(self, owned: OwnedPartition, ranges: list[tuple[int, int]]) -> None:
         ownership, before = self._ownership, unreadable_in({0: owned}).get(0, 0)
         try:
+            first = await ownership.queue_start(owned) or 0
+            before = unreadable_in({0: owned}).get(0, 0)
             for start, stop in ranges:
-                if _late_bytes(owned) < LATE_BYTES and not await self._read(owned, start, stop):
+                if stop <= first or _late_bytes(owned) >= LATE_BYTES:
+                    continue  # Kafka has deleted it; or there is no room
+                if not await self._read(owned, max(start, first), stop):
                     return
         except KafkaError as exc:
             ownership.log.debug("Partition %s: a second look failed: %r", owned.number, exc)

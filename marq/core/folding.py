@@ -348,6 +348,7 @@ class Folding(Reading):
                     self.unread.end(offset)
                 return
             if missed:
+                self._ended_unread()
                 return
             self.segments.unpark(offset)
         elif type(record) is not Segment:

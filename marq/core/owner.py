@@ -85,7 +85,7 @@ class Owner:
         self._sent: dict[int, Sequence[Marker]] = {}  # own records not folded yet, by their number
         self._acked: dict[int, tuple[int, m.Batch]] = {}  # own records that are in the log but not folded yet
         self._deleted: Deleted | None = None
-        self._loss: rows.Loss | None = None
+        self._losses: list[rows.Loss] = []
         self._folded_ms = 0
 
     # ------------------------------------------------------------------ claim and recover
@@ -158,37 +158,44 @@ class Owner:
         self.begins_later(edges.start[0], edges.end[1] if edges.end is not None else 0, 0)
 
     def begins_later(self, queue_start: int, markers_end: int, now_ms: int) -> None:
-        """The queue log begins beyond what was read of it: its records below ``queue_start`` were deleted.
+        """The records of the queue log below ``queue_start`` were deleted: some that were not read yet, or unreadable.
 
         It is no loss if all of them are done, once the markers below ``markers_end`` are folded. If not, the owner is
         ``FAILED`` with a :exc:`DeletedError`, or goes on and adds a loss to ``partition.lost``
         (:attr:`~marq.core.policies.Limits.pass_deleted`). It does not begin to serve before that is known.
         """
-        if queue_start > self.partition.position:
+        if self.lacks(queue_start):
             self._deleted = Deleted(queue_start, markers_end)
             self._pass_deleted(now_ms)
+
+    def lacks(self, queue_start: int) -> bool:
+        """True if it goes on behind something below ``queue_start`` that it has not read, or stops there."""
+        unreadable = self.partition.unreadable_ranges() if self.limits.pass_deleted else []
+        return queue_start > self.partition.position or (bool(unreadable) and unreadable[0][0] < queue_start)
 
     @property
     def passes_deleted(self) -> bool:
         """True from :meth:`begins_later` until the queue log can be read on from ``partition.position``."""
         return self._deleted is not None
 
-    def take_loss(self) -> rows.Loss | None:
+    def take_losses(self) -> list[rows.Loss]:
         """Returns, once, what was lost when the owner went on at the start of the queue log."""
-        loss, self._loss = self._loss, None
-        return loss
+        losses, self._losses = self._losses, []
+        return losses
 
     def _pass_deleted(self, now_ms: int) -> None:
         deleted, partition = self._deleted, self.partition
         if self.epoch < 0 or deleted is None or partition.markers_position < deleted.markers_end:
             return
-        loss = deleted.lost_of(partition)
-        if loss is not None and not self.limits.pass_deleted:
+        losses = deleted.losses_of(partition)
+        if losses and not self.limits.pass_deleted:
+            loss = losses[-1]
             lost = f"{loss.unfinished} messages that are not known to be done"
             partition.damage = deleted_unread(self.number, "queue", loss.stop, loss.start, lost)
             return
-        self._deleted, self._loss = None, loss
-        pass_deleted(partition, deleted, loss)
+        self._deleted = None
+        self._losses += losses
+        pass_deleted(partition, deleted, losses)
         if self.phase is Phase.CATCHING_UP:
             self._serve(now_ms)
 

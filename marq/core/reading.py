@@ -282,6 +282,7 @@ class Reading(Lanes):
         self.missed.add(start, stop)
         for first, behind in zip(done[::2], done[1::2], strict=True):
             self.missed.discard(first, behind)
+            self._ended_unread()
         return stop
 
     def _absent_again(self, start: int, stop: int) -> None:

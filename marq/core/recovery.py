@@ -100,7 +100,7 @@ def last_read(manifest: rows.Manifest, queue_id: str | None = None) -> LastRead:
 
 
 class Deleted(NamedTuple):
-    """The queue topic begins later than it was read: at ``start``.
+    """The queue topic begins at ``start``, and something below was not read: it is beyond the position, or unreadable.
 
     Messages below are lost if they are not done once the markers below ``markers_end`` are folded.
     """
@@ -108,20 +108,26 @@ class Deleted(NamedTuple):
     start: int
     markers_end: int
 
-    def lost_of(self, partition: Partition) -> rows.Loss | None:
-        """The messages that were deleted unread and are not done; None: all of them are done."""
-        position, start = partition.position, self.start
+    def losses_of(self, partition: Partition) -> list[rows.Loss]:
+        """The messages that were deleted unread and are not done: a loss for each range that was unreadable."""
+        position, start, purged = partition.position, self.start, 0
         if partition.queue_id is not None:  # one queue has all of the topic: a purge ends what was not read, too
-            position = max(position, min(start, partition.purges.get(partition.queue_id, 0)))
+            purged = min(start, partition.purges.get(partition.queue_id, 0))
+        ranges = [(max(a, purged), min(b, start)) for a, b in partition.unreadable_ranges()]
+        losses = [rows.Loss("queue", a, b, b - a, partition.last_timestamp_ms) for a, b in ranges if a < b]
+        position = max(position, purged)
         unfinished = start - position - count(partition.ahead.within(position, start))
-        return rows.Loss("queue", position, start, unfinished, partition.last_timestamp_ms) if unfinished > 0 else None
+        if unfinished > 0:
+            losses.append(rows.Loss("queue", position, start, unfinished, partition.last_timestamp_ms))
+        return losses
 
 
-def pass_deleted(partition: Partition, deleted: Deleted, loss: rows.Loss | None) -> None:
+def pass_deleted(partition: Partition, deleted: Deleted, losses: list[rows.Loss]) -> None:
     """Go on at the first offset of the queue topic."""
-    if loss is not None:
+    for loss in losses:
         note_loss(partition, loss)
         partition.counters["deleted_unread"] += loss.unfinished
+    partition.read_again(0, deleted.start, [])
     partition.ingest(partition.position, deleted.start, [])
 
 

@@ -12,16 +12,11 @@ from marq.core.dedup import origin_digest
 from marq.core.deliveries import Deliveries
 from marq.core.ranges import RangeSet, offsets_in
 from marq.core.segments import Page, Segment
-from marq.core.state import DeliveryState
+from marq.core.state import DeliveryState, newest_possible_ms
 from marq.errors import RowError
 
 #: Segments in one slice of a restore: 0.005 s with a thousand queues in each.
 SLICE_SEGMENTS = 2
-
-#: Milliseconds by which the clocks of brokers may differ, while no manifest says how new the read messages are.
-SKEW_MS = 3_600_000
-#: Later than any timestamp.
-NEVER_MS = 1 << 62
 
 #: Lane (queue and group) -> the one object that stands for all equal lanes.
 _Lanes = dict[tuple[str | None, int], tuple[str | None, int]]
@@ -252,6 +247,4 @@ def newest_read_ms(manifest: rows.Manifest, queue_id: str | None) -> int:
     """At least the greatest timestamp of the queue topic's records that were read."""
     if manifest.newest_ms is not None:
         return manifest.newest_ms
-    if queue_id is not None or manifest.last_timestamp_ms < 0:
-        return NEVER_MS  # its producers may write any
-    return manifest.last_timestamp_ms + SKEW_MS
+    return newest_possible_ms(manifest.last_timestamp_ms, queue_id)

@@ -36,6 +36,11 @@ NAMED_MAX = 10_000
 #: Bytes that a message counts in memory besides its payload (measured: raw record with headers 417, dict entry 196).
 MESSAGE_OVERHEAD_BYTES = 600
 
+#: Milliseconds by which the clocks of brokers may differ, while it is not known how new the read messages are.
+SKEW_MS = 3_600_000
+#: Later than any timestamp.
+NEVER_MS = 1 << 62
+
 #: Bytes that a header counts besides its name and value: what a row adds to them at most (Kafka's format adds less).
 HEADER_OVERHEAD_BYTES = 11
 
@@ -331,6 +336,10 @@ class State:
             return offset not in self.ahead
         return bool(self.missed) and offset in self.missed and offset not in self.messages
 
+    def _ended_unread(self) -> None:
+        """An unreadable message is done. Its record may be back one day, and be newer than all that was read."""
+        self.newest_ms = max(self.newest_ms, newest_possible_ms(self.last_timestamp_ms, self.queue_id))
+
     def unreadable_ranges(self) -> list[tuple[int, int]]:
         """What can't be read at present, below the position: neither delivered nor done. Each from, and behind."""
         if not self.missed:
@@ -401,6 +410,13 @@ class State:
                 return None
             backlog = self._by_key[key] = self._backlog(queue)
         return backlog
+
+
+def newest_possible_ms(last_timestamp_ms: int, queue_id: str | None) -> int:
+    """At least the timestamp of each message that ended before the last marker record, whether it was read or not."""
+    if queue_id is not None or last_timestamp_ms < 0:
+        return NEVER_MS  # its producers may write any
+    return last_timestamp_ms + SKEW_MS
 
 
 def queue_of_key(key: bytes | None) -> str | None:

@@ -535,7 +535,7 @@ class Checks:
             p.fold(record.offset, record.timestamp, decode(record.value).markers)
         p.skip_markers(sim.markers.end)
         if probe._deleted is not None:
-            pass_deleted(p, probe._deleted, probe._deleted.lost_of(p))
+            pass_deleted(p, probe._deleted, probe._deleted.losses_of(p))
             self._read_all(p)
         self.partition(p, "a recovery now")
 
@@ -543,23 +543,27 @@ class Checks:
         stop, records = self.sim.queue.read(p.position, 1 << 30)
         p.ingest(p.position, max(stop, p.position), records)
 
-    def loss(self, p: Partition, loss: rows.Loss) -> None:
-        """G1: only what is not done, by any marker that was in the log when its record was deleted, counts as lost."""
+    def losses(self, p: Partition, losses: list[rows.Loss]) -> None:
+        """G1: only what is not done, by any marker that was in the log when its record was deleted, counts as lost.
+
+        It counts once.
+        """
         sim, ref = self.sim, self.sim.reference
-        sim.count("losses")
-        before = lost_of(p.lost[:-1])
-        lost = [
-            o
-            for o in range(loss.start, loss.stop)
-            if o not in before and type(ref.at(o, p.markers_position)) is not str
-        ]
-        messages = [o for o in lost if o in ref.messages]  # an owner may know that the rest are holes
-        if not len(messages) <= loss.unfinished <= len(lost):
-            self._bad("G1 loss", f"{loss} says {loss.unfinished} are lost, the log says {lost}")
-        for offset in lost:
-            markers_end = next(end for start, end in sim.retained if start > offset)
-            if ref.ended_at.get(offset, markers_end) < markers_end:
-                self._bad("G1 loss", f"{offset} is {ref.done[offset]}, and counts as lost")
+        before = lost_of(p.lost[: -len(losses)])
+        for loss in losses:
+            sim.count("losses")
+            lost = [
+                o
+                for o in range(loss.start, loss.stop)
+                if o not in before and type(ref.at(o, p.markers_position)) is not str
+            ]
+            messages = [o for o in lost if o in ref.messages]  # an owner may know that the rest are holes
+            if not len(messages) <= loss.unfinished <= len(lost):
+                self._bad("G1 loss", f"{loss} says {loss.unfinished} are lost, the log says {lost}")
+            for offset in lost:
+                markers_end = next(end for start, end in sim.retained if start > offset)
+                if ref.ended_at.get(offset, markers_end) < markers_end:
+                    self._bad("G1 loss", f"{offset} is {ref.done[offset]}, and counts as lost")
 
     def _is_unknowable(self, offset: int, message: Message) -> bool:
         """True for poison that retention deleted in topic mode. To an owner that has not read it, a purge of the topic

@@ -349,7 +349,7 @@ class Simulator:
             (odds.jump, self.jump, None),
         ]
         add = events.append
-        if odds.unreadable and self.queue_id is None:  # retention may delete what can't be read
+        if odds.unreadable:
             add((odds.unreadable, self.rots, None))
             if self.queue.rotten:
                 add((odds.unreadable, self.is_whole_again, None))

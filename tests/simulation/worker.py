@@ -294,6 +294,11 @@ class Worker:
         assert owner is not None
         missed = owner.partition.missed.ranges()
         i = 2 * sim.below(len(missed) // 2)
+        if owner.lacks(sim.queue.start):
+            sim.count("unreadable, and deleted")
+            owner.begins_later(sim.queue.start, sim.markers.end, sim.now_ms)
+            self.deleted()
+            return
         start = max(sim.queue.start, missed[i] - sim.below(2))
         _, records = sim.queue.read(start, 1 << 30)
         stop = min(missed[i + 1] + sim.below(2), owner.partition.position)
@@ -333,8 +338,8 @@ class Worker:
         owner = self.owner
         assert owner is not None
         self.queue_next = max(self.queue_next, owner.partition.position)
-        if (loss := owner.take_loss()) is not None:
-            self.sim.checks.loss(owner.partition, loss)
+        if losses := owner.take_losses():
+            self.sim.checks.losses(owner.partition, losses)
         self.collect()
 
     def out_of_range(self, topic: str) -> None:

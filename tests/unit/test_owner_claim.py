@@ -11,7 +11,7 @@ from marq.core.owner import Phase
 from marq.core.policies import Limits
 from marq.core.reading import Undecodable
 from marq.core.recovery import LastRead, last_read, newest
-from marq.core.restoring import NEVER_MS, SKEW_MS
+from marq.core.state import NEVER_MS, SKEW_MS
 from marq.core.rows import Manifest, Record, encode_manifest
 from marq.core.world import World
 from marq.errors import RewrittenError, RowError

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from marq.core import rows
+from marq.core.markers import End, encode
 from marq.core.owner import Phase
 from marq.core.policies import Limits
-from marq.core.recovery import Edges, note_loss
+from marq.core.reading import Unreadable
+from marq.core.recovery import Edges, last_read, note_loss
 from marq.core.rows import Loss
 from marq.errors import DeletedError
 from tests.unit.core_helpers import Worker
@@ -168,6 +170,90 @@ def test_while_it_serves_an_owner_keeps_what_it_has_read() -> None:
     worker.read_queue()
     (rest,) = worker.receive(10)
     assert rest.offsets == [1, 2, 3, 6]
+
+
+def with_unreadable(*, queue_id: str | None = "q") -> Worker:
+    """Eight messages were sent. 2 to 5 are unreadable, 0 is done, and 1, 6 and 7 are in work."""
+    worker = Worker(limits=Limits(pass_deleted=queue_id is not None, queue_id=queue_id)).serve()
+    while len(worker.queue_log) < 8:
+        worker.queue_log.append(worker.record())
+    log = worker.queue_log
+    assert worker.owner.ingest(0, 8, [*log[:2], Unreadable(2, -1, 6, "rotten"), *log[6:]], worker.clock_ms)
+    (handout,) = worker.receive(3)
+    worker.owner.acked([0], handout.receipt)
+    worker.flush()
+    return worker
+
+
+def lost(worker: Worker) -> list[tuple[int, int, int]]:
+    return [(loss.start, loss.stop, loss.unfinished) for loss in worker.owner.partition.lost]
+
+
+def test_what_retention_deletes_of_an_unreadable_range_is_lost_once_and_the_rest_stays_unreadable() -> None:
+    worker = with_unreadable()
+    owner, partition, end = worker.owner, worker.owner.partition, len(worker.broker.log)
+
+    owner.begins_later(4, end, worker.clock_ms)
+    assert lost(worker) == [(2, 4, 2)] and owner.take_losses() == partition.lost
+    assert partition.unreadable_ranges() == [(4, 6)] and partition.counters["deleted_unread"] == 2
+
+    owner.begins_later(4, end, worker.clock_ms)
+    assert not owner.lacks(4) and not owner.take_losses()
+    owner.begins_later(8, end, worker.clock_ms)
+    assert lost(worker) == [(2, 4, 2), (4, 6, 2)] and not partition.missed
+    assert partition.position == 8 and sorted(partition.messages) == [1, 6, 7], "what was read is kept"
+
+
+def test_the_next_owner_loses_what_was_deleted_of_the_ranges_that_the_manifest_names() -> None:
+    worker = with_unreadable()
+    worker.clock_ms += 20_000
+    worker.owner.hurry_checkpoint()
+    worker.checkpoint()
+    assert manifest_of(worker).unreadable == [2, 6]
+    owner = Worker(
+        worker.broker, name="w2", table=worker.table, queue_log=worker.queue_log, limits=worker.owner.limits
+    )
+    own = owner.claim()
+    owner.restore((5, 0), own, end=(8, len(worker.broker.log)))
+    assert owner.owner.passes_deleted and not owner.owner.partition.lost, "their ends may be in the markers"
+    owner.read_markers()
+
+    assert owner.owner.serving and lost(owner) == [(2, 5, 3)]
+    assert owner.owner.partition.unreadable_ranges() == [(5, 6)]
+    owner.clock_ms += 20_000
+    owner.owner.hurry_checkpoint()
+    owner.checkpoint()
+    assert manifest_of(owner).unreadable == [5, 6] and manifest_of(owner).lost == owner.owner.partition.lost
+
+
+def test_a_purge_ended_what_was_unreadable_before_it_was_deleted() -> None:
+    worker = with_unreadable()
+    worker.owner.purge("q", 3)
+    worker.flush()
+    worker.owner.begins_later(8, len(worker.broker.log), worker.clock_ms)
+
+    assert lost(worker) == [(3, 6, 3)]
+
+
+def test_in_a_topic_of_marqs_own_an_unreadable_range_stays_one_until_it_is_repaired() -> None:
+    worker = with_unreadable(queue_id=None)
+    worker.owner.begins_later(4, len(worker.broker.log), worker.clock_ms)
+
+    assert worker.owner.serving and not worker.owner.partition.lost
+    assert worker.owner.partition.unreadable_ranges() == [(2, 6)]
+
+
+def test_a_record_that_was_unreadable_when_it_ended_may_be_newer_than_all_that_were_read() -> None:
+    """A replica that has it is back: nothing was written anew."""
+    worker = with_unreadable(queue_id=None)
+    worker.clock_ms += 20_000
+    worker.broker.append(encode([End(worker.owner.epoch, [2, 6], "poison")], "repair", 0))
+    worker.read_markers()
+    worker.owner.hurry_checkpoint()
+    worker.checkpoint()
+
+    assert not manifest_of(worker).unreadable
+    assert not last_read(manifest_of(worker)).is_newer(3, worker.broker.now_ms + 60_000)
 
 
 def test_what_is_gone_is_named_and_what_was_not_known_to_be_done_counted() -> None:
