@@ -733,6 +733,10 @@ MUTATIONS = {
         "a purge is kept for it", _replaced(Partition, "_keep_purges", _only_unread_purges)
     ),
     "unreadable and not started": Mutation("markers take effect on it", _replaced(Partition, "is_unread", _of_others)),
+    "unreadable for ever": Mutation(
+        "what retention deletes of it is lost",
+        _replaced(Owner, "lacks", lambda lacks: lambda self, start: start > self.partition.position),
+    ),
     "start of an old epoch": Mutation(
         "a start whose epoch is not the last folded own is ignored", _replaced(Partition, "_start", _of_any_epoch)
     ),

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from marq.cli.console import table
-from marq.cli.queues import STATS_TITLES
+from marq.cli.queues import STATS_TITLES, troubles_in
 from marq.cli.service import Address, Connected
 from marq.cli.top import _packed
 from marq.errors import UnreachableError
@@ -47,3 +47,9 @@ def test_a_name_that_nobody_knows_is_said_in_a_few_words(monkeypatch: pytest.Mon
 )
 def test_figures_are_wrapped_between_each_other(width: int, lines: list[str]) -> None:
     assert _packed(["sent 1/s", "delivered 2/s", "redelivered 3/s"], width) == lines
+
+
+def test_unreadable_offsets_are_said_to_be_missing_in_the_counts() -> None:
+    assert troubles_in([{"unreadable": {}}, {"unreadable": {"3": 4}}, {}]) == [
+        "partition 3 can't read 4 offsets, no replica has them whole: messages there are not counted"
+    ]

@@ -151,6 +151,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a take-over": ({"partitions": [partition(0), partition(1, phase="recovering")]}, "partitions", "being taken over"),
     "a stalled partition": ({"stalled": {"1": {"seconds": 12.0}}}, "partitions", "nothing in partition 1 for 12 s"),
+    "unreadable offsets": (
+        {"partitions": [partition(0), partition(1, unreadable=[[5, 8]])]},
+        "partitions",
+        "no replica of partition 1 has the offsets 5 to 7 whole",
+    ),
     "partitions that were added": (
         {"workers": [worker(1, topics=["topic marq.queue has 9 partitions; mend: let no producer write there"])]},
         "topics",
@@ -214,6 +219,17 @@ def test_a_check_finds_what_it_is_for_and_no_other_does(name: str) -> None:
     found = wrong(facts(**broken))
     assert [one for one, _ in found] == [check], found
     assert said in found[0][1]
+
+
+def test_each_unreadable_range_is_named_and_each_partition_that_has_none_is_not() -> None:
+    partitions = [partition(0, unreadable=[]), partition(1, unreadable=[[5, 8], [20, 21]])]
+    found = [one for one in examine(facts(partitions=partitions)) if one.level is Level.PROBLEM]
+
+    assert [one.what for one in found] == [
+        "no replica of partition 1 has the offsets 5 to 7 whole",
+        "no replica of partition 1 has the offsets 20 to 20 whole",
+    ]
+    assert {one.mend for one in found} == {"start all brokers that have it, or `python -m app repair --partition 1`"}
 
 
 def test_each_check_is_broken_once() -> None:

@@ -8,18 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agents.runner import Runner
+from app.engine.owned_partition import OwnedPartition
 from app.engine.queue_records import QueueRecord
 from app.service.meters import DURATIONS_S, Meters
 from app.settings import load
 from app.worker import WorkerApp, build
 from gateway.metrics import QUEUES_MAX, Collector
+from marq.core.owner import Owner
 from marq.core.policies import QueueSettings
+from marq.core.ranges import RangeSet
 from marq.errors import BadReceiptError, LeaseOverError, UnavailableError
 from marq.handlers import Handler, Retry
 from tests.unit.test_handlers_runner import Desk, run
@@ -84,6 +88,19 @@ def test_what_can_not_be_decoded_or_copied_is_counted(app: WorkerApp, collector:
     assert found["marq_unreadable_offsets_total", ("marq.queue",)] == 3
     assert found["marq_unreadable_offsets_total", ("marq.markers",)] == 2
     assert found["marq_poison_without_copy_total", ()] == 1
+
+
+def test_unreadable_offsets_are_a_gauge_of_the_partitions_that_have_some(app: WorkerApp, collector: Collector) -> None:
+    for number, unreadable in ((0, []), (3, [5, 8, 20, 21])):
+        owner = Owner(number, "w", "nonce")
+        owner.partition.position = 30
+        owner.partition.missed = RangeSet(unreadable)
+        app.ownership.owned[number] = OwnedPartition(number, 1, owner, Mock())
+
+    found = samples(app.meters.registry)
+    assert {key: value for key, value in found.items() if key[0] == "marq_partition_unreadable_offsets"} == {
+        ("marq_partition_unreadable_offsets", ("3",)): 4
+    }
 
 
 def test_no_queue_is_summed_up_while_there_are_few(app: WorkerApp, collector: Collector) -> None:
