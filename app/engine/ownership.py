@@ -42,7 +42,6 @@ from app.streaming.faults import is_expected
 from marq.clock import now_ms
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
-from marq.core.recovery import Edges
 from marq.errors import (
     DeletedError,
     InternalError,

@@ -11,8 +11,8 @@ from marq.core.owner import Phase
 from marq.core.policies import Limits
 from marq.core.reading import Undecodable
 from marq.core.recovery import LastRead, last_read, newest
-from marq.core.state import NEVER_MS, SKEW_MS
 from marq.core.rows import Manifest, Record, encode_manifest
+from marq.core.state import NEVER_MS, SKEW_MS
 from marq.core.world import World
 from marq.errors import RewrittenError, RowError
 from tests.unit.core_helpers import EPOCH_MS, LEASE_MS, Broker, Worker

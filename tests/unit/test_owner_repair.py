@@ -210,9 +210,7 @@ def test_the_next_owner_loses_what_was_deleted_of_the_ranges_that_the_manifest_n
     worker.owner.hurry_checkpoint()
     worker.checkpoint()
     assert manifest_of(worker).unreadable == [2, 6]
-    owner = Worker(
-        worker.broker, name="w2", table=worker.table, queue_log=worker.queue_log, limits=worker.owner.limits
-    )
+    owner = Worker(worker.broker, name="w2", table=worker.table, queue_log=worker.queue_log, limits=worker.owner.limits)
     own = owner.claim()
     owner.restore((5, 0), own, end=(8, len(worker.broker.log)))
     assert owner.owner.passes_deleted and not owner.owner.partition.lost, "their ends may be in the markers"
