@@ -118,6 +118,11 @@ class Queues:
         """Those of `queues` that don't exist, whose messages workers would quarantine as poison."""
         return [] if self._auto_create else [queue for queue in queues if not self.exists(queue)]
 
+    def dead_letter_queues(self) -> frozenset[str]:
+        """The dead-letter queues that the settings of queues name."""
+        records = self._records.values()
+        return frozenset(r.settings.dead_letter_queue for r in records if r.state == "active") - {""}
+
     def is_fifo(self, queue: str) -> bool:
         """Whether the messages of a queue are delivered in the order of their groups."""
         record = self._records.get(queue)

@@ -33,7 +33,7 @@ from mode import Service
 from app.engine.queue_records import Draft, QueueRecord, decode, encode, id_of_queue, next_record
 from app.engine.queues_topic import WRITE_TIMEOUT_S, QueuesTopic
 from app.engine.secrets import derived
-from marq.core.policies import DEAD_SUFFIX, QueueSettings, name_problem
+from marq.core.policies import DEAD_SUFFIX, QueueSettings, name_problem, takes_dead_letters
 from marq.core.settings import QueueSettingsError, check_kind, check_name, placed_as, settings_with
 from marq.core.versions import VERSIONS, is_of_installation, place_of_queue
 from marq.errors import NewerVersionError, UnavailableError, UnknownQueueError
@@ -145,8 +145,8 @@ class Catalog(Service):
         )
 
     def takes_dead_letters(self, queue: str) -> bool:
-        """True if a queue is there for dead letters. They wait to be looked at: they are no backlog."""
-        return queue.endswith(DEAD_SUFFIX) or queue in self._dead_targets
+        """True if a queue is there for dead letters; see `marq.core.policies`."""
+        return takes_dead_letters(queue, self._dead_targets)
 
     def _is_default_target(self, queue: str) -> bool:
         if not queue.endswith(DEAD_SUFFIX):

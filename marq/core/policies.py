@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from random import Random
 from typing import Annotated, Literal, NamedTuple
 
@@ -139,6 +139,15 @@ def default_dead_letter_queue(queue: str) -> str:
     else:
         stem, tag = queue, ""
     return stem[: QUEUE_NAME_MAX - len(tag) - len(DEAD_SUFFIX)] + tag + DEAD_SUFFIX
+
+
+def takes_dead_letters(queue: str, named: Container[str]) -> bool:
+    """True if ``queue`` is there for dead letters. They wait to be looked at: they are no backlog.
+
+    Args:
+        named: the dead-letter queues that the settings of queues name.
+    """
+    return queue.endswith(DEAD_SUFFIX) or queue in named
 
 
 def name_problem(queue: str) -> str | None:

@@ -74,6 +74,7 @@ def report(
         PipelineError: there is nothing to report on.
     """
     from pipeline.lifecycle import VERSION, lifecycle, lifecycle_path
+    from pipeline.queues import Queues, archived_queues
     from pipeline.report.counting import extent
     from pipeline.report.measures import measure
     from pipeline.report.page import page
@@ -108,7 +109,8 @@ def report(
         "until_ms": last_ms,
     }
     with interpreted(spark, few):
-        return page(measure(every.where(wanted), span, top, few=few), about=about)
+        named = Queues(archived_queues(spark, job) or ()).dead_letter_queues()
+        return page(measure(every.where(wanted), span, top, dead_letter_queues=named, few=few), about=about)
 
 
 def matching(patterns: tuple[str, ...]) -> Column:

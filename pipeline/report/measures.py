@@ -6,7 +6,7 @@ ended. What happened before the span is in bucket -1, so that levels begin at th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from marq.core.policies import DEAD_SUFFIX
+from marq.core.policies import DEAD_SUFFIX, takes_dead_letters
 from pipeline.report import counting
 from pipeline.report.counting import COUNTS, ENDS, UNKNOWN, Level
 from pipeline.report.examples import RETRIED, SLOWEST, Examples, messages, receivers
@@ -60,10 +60,7 @@ class Totals:
     working: Level = UNKNOWN
     sent_line: list[int] = field(default_factory=list)
     backlog_line: list[int] = field(default_factory=list)
-
-    @property
-    def takes_dead_letters(self) -> bool:
-        return self.name.endswith(DEAD_SUFFIX)
+    takes_dead_letters: bool = False
 
     @property
     def ended(self) -> int:
@@ -107,12 +104,15 @@ class Measures:
     retried: list[dict[str, Any]]
 
 
-def measure(histories: DataFrame, span: Span, top: int, *, few: bool = False) -> Measures:
+def measure(
+    histories: DataFrame, span: Span, top: int, *, dead_letter_queues: Collection[str] = (), few: bool = False
+) -> Measures:
     """Count everything.
 
     Args:
         histories: rows of the table `lifecycle`, of the wanted queues.
         top: number of queues with a section.
+        dead_letter_queues: those that the settings of queues name.
         few: all rows have room in memory, and one task counts them sooner than several.
     """
     from pyspark import StorageLevel
@@ -131,8 +131,8 @@ def measure(histories: DataFrame, span: Span, top: int, *, few: bool = False) ->
         queues_count = ranked.count() if len(names) == QUEUES_MAX else len(names)
         shown = names[:top]
         levels = _Levels(span, counting.levels(histories, span, names, shown))
-        lines = _Lines(span, counts, oldest, names, shown)
-        whole = _whole(lines, levels)
+        lines = _Lines(span, counts, oldest, names, shown, dead_letter_queues)
+        whole = _whole(lines, levels, dead_letter_queues)
         overall = lines.overall(levels)
         totals = _total("", overall)
         totals.waiting, totals.working = levels.whole(_EVERY)
@@ -180,7 +180,13 @@ class _Lines:
     """Counts and ages by bucket: of all queues together, of the queues shown, and of each one for its small line."""
 
     def __init__(
-        self, span: Span, counts: DataFrame, oldest: DataFrame, names: Sequence[str], shown: Sequence[str]
+        self,
+        span: Span,
+        counts: DataFrame,
+        oldest: DataFrame,
+        names: Sequence[str],
+        shown: Sequence[str],
+        dead_letter_queues: Collection[str],
     ) -> None:
         self.span = span
         #: the span in wider buckets, those of the small lines
@@ -190,8 +196,8 @@ class _Lines:
         coarse = F.floor((F.col("bucket") * span.width_ms + span.origin_ms - self.wide.origin_ms) / self.wide.width_ms)
         bucket = F.when(F.col("bucket") < 0, -1).otherwise(coarse).cast("int")
         sums = [F.sum(name).alias(name) for name in COUNTS]
-        # dead letters wait to be looked at: they are no backlog, and the messages that they were count in their queues
-        wanted = ~F.col("queue").endswith(DEAD_SUFFIX)
+        # `takes_dead_letters` in SQL; the messages that became dead letters count in their queues
+        wanted = ~(F.col("queue").endswith(DEAD_SUFFIX) | F.col("queue").isin(list(dead_letter_queues)))
         self._counts = _in_parts(
             counts.where(wanted).groupBy(every, "bucket").agg(*sums),
             counts.where(few),
@@ -270,7 +276,7 @@ def _total(name: str, series: Series) -> Totals:
     )
 
 
-def _whole(lines: _Lines, levels: _Levels) -> dict[str, Totals]:
+def _whole(lines: _Lines, levels: _Levels, dead_letter_queues: Collection[str]) -> dict[str, Totals]:
     """Totals of these queues, with their small lines."""
     whole = {}
     for name, one in lines.small().items():
@@ -278,6 +284,7 @@ def _whole(lines: _Lines, levels: _Levels) -> dict[str, Totals]:
         whole[name] = _total(name, one)
         whole[name].sent_line, whole[name].backlog_line = one.counts["sent"], one.backlog
         whole[name].waiting, whole[name].working = levels.whole(name)
+        whole[name].takes_dead_letters = takes_dead_letters(name, dead_letter_queues)
     return whole
 
 

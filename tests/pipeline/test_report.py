@@ -165,14 +165,14 @@ def test_it_counts_what_happened_in_each_bucket_and_how_things_stood_at_its_end(
 
 
 def test_dead_letters_are_in_the_table_of_queues_and_in_no_figure_of_all(spark: SparkSession) -> None:
-    rows = [
-        history((0, 0), "a", 5_000, 10),
-        history((0, 1), "a.dead", 0, 10),
-        history((0, 2), "a.dead", 0, 10),
-    ]
-    found = measure(spark.createDataFrame(rows, LIVES), Span(T0, T0 + 10_000, 1_000), top=2, few=True)
-    assert (found.totals.backlog, found.totals.oldest_ms, found.totals.counts["sent"]) == (1, 5_000, 1)
-    assert {one.name: one.backlog for one in found.queues} == {"a": 1, "a.dead": 2}
+    sent = {"a": 5_000, "a.deadly": 6_000, "graves": 0, "a.dead": 1, "graves.dead": 2, ".dead": 3, "dead": 4}
+    rows = [history((0, number), name, at, 10) for number, (name, at) in enumerate(sent.items())]
+    lives, span = spark.createDataFrame(rows, LIVES), Span(T0, T0 + 10_000, 1_000)
+    found = measure(lives, span, top=2, dead_letter_queues={"graves", "dead", "a.dead"}, few=True)
+    assert (found.totals.backlog, found.totals.oldest_ms, found.totals.counts["sent"]) == (2, 5_000, 2)
+    assert {one.name: one.backlog for one in found.queues} == dict.fromkeys(sent, 1)
+    # the rule in SQL, which counts, and the one in Python, by which findings are chosen
+    assert sorted(one.name for one in found.queues if not one.takes_dead_letters) == ["a", "a.deadly"]
     assert "has been in a for 5" in wording.findings(found)[-1][1]
 
 
@@ -243,6 +243,8 @@ def page_file(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPath
     here.mark(0, [Start(0, 2, [0, 10], 60_000, "<b>receiver</b>", 2)], [End(0, [0, 90], "acked", 2)])
     time.sleep(0.3)
     here.mark(0, [End(0, [90, 95], "dead")])
+    record = {"version": 1, "state": "active", "settings": {"dead_letter_queue": "queue-39"}}
+    here.write(here.settings.queues_topic, 0, [(b"queue-0", json.dumps(record).encode())])
     run_archive(spark, here.job)
     file = folder / "report.html"
     file.write_text(report(spark, here.job), encoding="utf-8")
@@ -311,6 +313,11 @@ def test_a_browser_shows_it_without_a_network_whatever_the_names(browser: Browse
     page.locator("#filter").fill("queue-3")
     assert page.locator("#table tbody tr:visible").count() == 11
     assert troubles == []
+
+
+def test_it_takes_from_the_archive_which_queues_are_dead_letter_queues(page_file: Path) -> None:
+    every = sum(range(55, 61)) + 38
+    assert f'<dt>Sent</dt><dd class="value" title="{every - 1}">' in page_file.read_text()
 
 
 def test_a_phone_in_the_dark_shows_it_too(browser: Browser, page_file: Path) -> None:
