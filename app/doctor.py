@@ -11,12 +11,13 @@ import resource
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from app.kafka.access import DISPENSABLE
 from app.kafka.connection import asked_again, trouble_with_kafka
 from app.kafka.datadir import running_workers
+from app.kafka.identity import cluster_id
 from app.kafka.topics import topic_problems
 from app.settings import Settings, is_explicit, load
 from marq.cli.checks import DISK_FREE_BYTES, DISK_FREE_PART, FILES_KEPT, Finding, Level, examine
@@ -48,8 +49,8 @@ def findings(others: Mapping[str, Check]) -> Iterator[Finding]:
     yield data_folder(settings.data_dir.resolve())
     yield file_limit(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     yield port(settings)
-    yield from kafka(settings)
-    yield from workers(settings)
+    cluster = yield from kafka(settings)
+    yield from workers(settings, cluster)
 
 
 def _problems(check: str, error: MarqError) -> Iterator[Finding]:
@@ -126,18 +127,20 @@ def port(settings: Settings) -> Finding:
 # ---------------------------------------------------------------------- Kafka
 
 
-def kafka(settings: Settings) -> Iterator[Finding]:
-    """Check that Kafka lets us in and grants all permissions."""
+def kafka(settings: Settings) -> Generator[Finding, None, str]:
+    """Check that Kafka lets us in and grants all permissions. Returns the cluster's id; "" if it is not known."""
     try:
         trouble = asyncio.run(trouble_with_kafka(settings))
         if trouble is not None:
             yield Finding("kafka", Level.PROBLEM, f"Kafka at {trouble.where}: {trouble.what}", trouble.mend)
-            return
+            yield Finding("topics", Level.SKIPPED, "could not be looked at", "see the check of Kafka")
+            return ""
         yield Finding("kafka", Level.OK, "it answers, and lets us in")
         absent, problems = asyncio.run(asked_again(lambda: topic_problems(settings, settings.name)))
+        cluster = asyncio.run(asked_again(lambda: cluster_id(settings)))
     except MarqError as error:
         yield from _problems("kafka", error)
-        return
+        return ""
     for line in problems:
         yield from _problems("topics", MarqError(line))
     if not problems:
@@ -149,6 +152,7 @@ def kafka(settings: Settings) -> Iterator[Finding]:
         )
         yield Finding("topics", Level.OK, f"{checked} are as they have to be{later}")
     yield from dispensed(settings)
+    return cluster
 
 
 def dispensed(settings: Settings) -> Iterator[Finding]:
@@ -162,8 +166,8 @@ def dispensed(settings: Settings) -> Iterator[Finding]:
 # ---------------------------------------------------------------------- workers
 
 
-def workers(settings: Settings) -> Iterator[Finding]:
-    """The findings of `marq doctor`, from a worker of this data folder."""
+def workers(settings: Settings, cluster: str) -> Iterator[Finding]:
+    """The findings of `marq doctor`, from a worker of this data folder. `cluster`: the id of the settings' Kafka."""
     running = running_workers(settings.data_dir)
     if not running:
         yield Finding(
@@ -178,7 +182,9 @@ def workers(settings: Settings) -> Iterator[Finding]:
     urls = (settings.web_url,) if settings.web_url else tuple(f"{scheme}://{host}:{one.web_port}" for one in running)
     address = Address(urls, ca_file=settings.web_tls_ca_file, key=_key(settings))
     with Connected(address) as service:
-        yield from examine(facts_of(service))
+        facts = facts_of(service)
+    facts.name, facts.cluster = settings.name, cluster
+    yield from examine(facts)
 
 
 def _key(settings: Settings) -> str | None:

@@ -220,6 +220,11 @@ class Changelogs:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 await self._edges.end([TopicPartition(name, 0) for name in names])
 
+    @property
+    def cluster(self) -> str:
+        """The id of the Kafka cluster; empty until a partition was taken over."""
+        return "" if self._identity is None else self._identity.cluster
+
     async def identity(self, topics: Topics) -> Identity:
         """Which cluster this is, and which topics.
 

@@ -14,7 +14,9 @@ from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.metadata import MetadataRequest, MetadataRequest_v5
 from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
 
+from app.kafka.connection import admin_client
 from app.kafka.topics import Topics
+from app.settings import Settings
 from marq.core.world import World
 
 _NO_ID = bytes(16)
@@ -152,3 +154,13 @@ async def identify(client: Any, names: Iterable[str]) -> Identity:
         topic_id = rest[0] if answer.API_VERSION >= 10 else _NO_ID
         ids[name] = "" if topic_id == _NO_ID else urlsafe_b64encode(topic_id).rstrip(b"=").decode()
     return Identity(answer.cluster_id or "", ids)
+
+
+async def cluster_id(settings: Settings) -> str:
+    """The id of the Kafka that the settings name; empty if it gives none.
+
+    Raises:
+        BrokerError: Kafka can't be reached, or refuses us.
+    """
+    async with admin_client(settings) as admin:
+        return (await identify(admin._client, ())).cluster

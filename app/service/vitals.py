@@ -19,6 +19,7 @@ from app.settings import Settings
 
 #: Settings that must be the same in all workers: otherwise the result depends on the worker that is asked.
 SHARED = (
+    "name",
     "queue_id",
     "dead_letter_topic",
     "deleted_unread",
@@ -51,6 +52,7 @@ class Vitals(msgspec.Struct):
     settings: dict[str, str]  # those that have to be the same in all workers, as JSON
     topics: list[str] = []  # what is wrong with the partitions of topics
     brokers_ms: dict[int, int] = {}  # the time of each broker whose clock is known, by its id
+    cluster: str = ""  # the id of its Kafka; empty: not known yet
 
 
 def vitals_of(ownership: Ownership, folder: Path) -> Vitals:
@@ -74,6 +76,7 @@ def vitals_of(ownership: Ownership, folder: Path) -> Vitals:
         keys=_keys_of(settings, secret),
         settings={name: _shown(name, getattr(settings, name), secret) for name in SHARED},
         topics=ownership.topic_lines,
+        cluster=ownership.changelogs.cluster,
     )
 
 

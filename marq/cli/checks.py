@@ -5,6 +5,7 @@ Each looks at one thing, and gives what it found: that it is as it should be, or
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from marq.cli.values import duration, number, size
-from marq.core.policies import QueueSettings
+from marq.core.policies import QueueSettings, takes_dead_letters
 from marq.waiting import forsaken, is_forsaken
 
 #: Milliseconds by which clocks may differ.
@@ -79,6 +80,8 @@ class Facts(msgspec.Struct):
     clock_ms: int = 0  # ours, when the workers had told theirs …
     asked_ms: int = 0  # … and how long they took
     certificate_days: float | None = None
+    name: str = ""  # of the installation, by the settings here; empty: they name none
+    cluster: str | None = None  # id of the Kafka that the settings here name; empty: Kafka could not be asked
 
 
 Check = Callable[[Facts], Iterable[Finding]]
@@ -202,6 +205,33 @@ def addresses(facts: Facts) -> Found:
     """each worker is reached at an address of its own"""
     for trouble in facts.troubles:
         yield Level.PROBLEM, trouble["what"], trouble["mend"]
+
+
+@check("installation", needs="workers")
+def installation(facts: Facts) -> Found:
+    """the workers belong to the installation and the Kafka that the settings here name, if they name any"""
+    vitals = _vitals(facts)
+    names = [(url, one["settings"].get("name", "")) for url, one in vitals]
+    clusters = [(url, one.get("cluster", "")) for url, one in vitals]
+    for what, here, told in (
+        ("installation", json.dumps(facts.name) if facts.name else None, names),
+        ("Kafka cluster", facts.cluster, clusters),
+    ):
+        if here is None:
+            continue
+        if not here:
+            mend = "see the check of Kafka"
+            yield Level.SKIPPED, f"the {what} that the settings here name could not be asked for its id", mend
+        elif not any(its for _, its in told):  # one speaks for all: workers find each other in their Kafka
+            mend = "look again when they serve partitions; those of an earlier version don't tell it"
+            yield Level.SKIPPED, f"the workers did not tell their {what}", mend
+        for its in sorted({its for _, its in told if here and its and its != here}):
+            urls = _some(url for url, one in told if one == its)
+            yield (
+                Level.PROBLEM,
+                f"the workers at {urls} belong to the {what} {its}, the settings here name {here}",
+                "correct --url and MARQ_URL, or MARQ_NAME and MARQ_KAFKA here",
+            )
 
 
 @check("versions", needs="workers")
@@ -456,7 +486,7 @@ def dead_letters(facts: Facts) -> Found:
 @check("receivers", needs="queues")
 def receivers(facts: Facts) -> Found:
     """somebody receives where messages wait"""
-    targets = {_dead_letters_of(facts, q["queue"]) for q in facts.queues or ()}
+    named = set(facts.dead_letter_queues.values())
     found = [
         q
         for q in facts.queues or ()
@@ -464,7 +494,7 @@ def receivers(facts: Facts) -> Found:
             q["ready"],
             q["oldest_ms"],
             q["has_receiver"],
-            q.get("takes_dead_letters", False) or q["queue"] in targets,
+            q.get("takes_dead_letters", False) or takes_dead_letters(q["queue"], named),
         )
     ]
     if found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import sys
@@ -22,7 +23,7 @@ from marq.cli.group import command
 from marq.cli.queues import stats_of
 from marq.cli.service import Connected
 from marq.errors import MarqError, NotAllowedError, NotAuthenticatedError, UnavailableError, UnreachableError
-from marq.text import cleaned
+from marq.text import cleaned, plural, reason_of
 
 #: Seconds until partitions whose checkpoint seems old are looked at again: one may have been idle until just now.
 LOOK_AGAIN_S = 6.0
@@ -38,16 +39,22 @@ def doctor(service: Connected, quiet: bool) -> int:
 
     Exit status 0: nothing. 1: something. On a worker's machine `python -m app doctor` looks at Kafka, too.
     """
-    return show(examine(facts_of(service)), as_json=service.as_json, quiet=quiet)
+    facts = facts_of(service)
+    facts.name = os.environ.get("MARQ_NAME", "")
+    found = examine(facts)
+    if kafka := os.environ.get("MARQ_KAFKA"):
+        found.append(reached(kafka))
+    return show(found, as_json=service.as_json, quiet=quiet)
 
 
 def show(findings: Iterable[Finding], *, as_json: bool = False, quiet: bool = False) -> int:
     """Print findings; the exit status."""
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True) if sys.stdout.isatty() else None
-    wrong = 0
+    wrong = skipped = 0
     for finding in findings:
         bad = finding.level in (Level.WARNING, Level.PROBLEM)
         wrong += bad
+        skipped += finding.level is Level.SKIPPED
         if as_json:
             out_json({"check": finding.check, "level": finding.level.value, "what": finding.what, "mend": finding.mend})
             continue
@@ -61,7 +68,8 @@ def show(findings: Iterable[Finding], *, as_json: bool = False, quiet: bool = Fa
         if finding.mend:
             out(f"         → {finding.mend}")
     if not as_json:
-        out("nothing is wrong" if not wrong else f"{wrong} {'thing is' if wrong == 1 else 'things are'} wrong")
+        said = f"{plural(wrong, 'thing')} {'is' if wrong == 1 else 'are'} wrong" if wrong else "nothing is wrong"
+        out(f"{said}; {plural(skipped, 'check')} skipped" if skipped else said)
     return 1 if wrong else 0
 
 
@@ -104,6 +112,21 @@ def _look(service: Connected, facts: Facts) -> None:
         for queue in page["queues"]
         if queue["settings"].get("dead_letter_queue")
     }
+
+
+def reached(kafka: str) -> Finding:
+    """Whether anything answers at the addresses of `MARQ_KAFKA`. This command can't ask Kafka which one it is."""
+    failure = ""
+    for address in kafka.removeprefix("kafka://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), HANDSHAKE_S).close()
+        except (OSError, ValueError, OverflowError) as error:
+            failure = failure or f"nothing answers at {kafka} (MARQ_KAFKA): {reason_of(error)}"
+        else:
+            what = f"whether the workers use the Kafka at {kafka} (MARQ_KAFKA) could not be looked at"
+            return Finding("kafka", Level.SKIPPED, what, "`python -m app doctor` asks Kafka, too")
+    return Finding("kafka", Level.PROBLEM, failure, "correct MARQ_KAFKA, or unset it where only workers are asked")
 
 
 def _partitions(service: Connected) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,64 @@ def findings(data_dir: Path, **variables: str) -> tuple[int, dict[str, dict[str,
     return done.exit_code, {one["check"]: one for one in found if one["level"] in ("warning", "problem")}
 
 
-def test_a_service_that_is_well_has_nothing_wrong_and_a_dead_letter_is_named(kafka: str, tmp_path: Path) -> None:
-    with Cluster(kafka, tmp_path, partitions=1, handlers="") as cluster:
-        marq = Command(cluster.start().url)
-        wrong = [one for one in marq("doctor", "--json").objects if one["level"] in ("warning", "problem")]
-        assert [one for one in wrong if one["check"] != "disk"] == []
+@pytest.fixture(scope="module")
+def cluster(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(kafka, tmp_path_factory.mktemp("doctor"), partitions=1, handlers="") as running:
+        running.start()
+        yield running
 
-        assert marq("send", "orders", "a").status == 0
-        (message,) = marq("receive", "orders", "--wait", "10s", "--json").objects
-        assert marq("reject", message["receipt"]).status == 0
-        until(lambda: "orders: 1 dead letter" in marq("doctor", "--quiet").out, "it is named")
-        assert marq("doctor").status == 1
+
+def test_a_service_that_is_well_has_nothing_wrong_and_a_dead_letter_is_named(cluster: Cluster) -> None:
+    marq = Command(cluster.workers[0].url)
+    wrong = [one for one in marq("doctor", "--json").objects if one["level"] in ("warning", "problem")]
+    assert [one for one in wrong if one["check"] != "disk"] == []
+
+    assert marq("send", "orders", "a").status == 0
+    (message,) = marq("receive", "orders", "--wait", "10s", "--json").objects
+    assert marq("reject", message["receipt"]).status == 0
+    until(lambda: "orders: 1 dead letter" in marq("doctor", "--quiet").out, "it is named")
+    assert marq("doctor").status == 1
+
+
+def test_a_worker_of_another_installation_or_kafka_than_the_settings_name_is_no_reason_to_be_well(
+    cluster: Cluster,
+) -> None:
+    (worker,) = cluster.workers
+    marq = Command(worker.url)
+
+    def levels(**variables: str) -> dict[str, str]:
+        found = marq("doctor", "--json", given=b"", **variables).objects
+        return {one["check"]: one["level"] for one in found if one["check"] in ("installation", "kafka")}
+
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        dead = f"kafka://127.0.0.1:{unused.getsockname()[1]}"
+    ours = {name: value for name, value in cluster.environment.items() if name in ("MARQ_KAFKA", "MARQ_NAME")}
+    assert levels() == {"installation": "ok"}
+    assert levels(**ours) == {"installation": "ok", "kafka": "skipped"}
+    assert levels(MARQ_NAME="another", MARQ_KAFKA=dead) == {"installation": "problem", "kafka": "problem"}
+    lines = marq("doctor", "--quiet", MARQ_KAFKA=dead)
+    assert (lines.status, f"nothing answers at {dead}" in lines.out, "nothing is wrong" in lines.out) == (
+        1,
+        True,
+        False,
+    )
+
+    def found(**variables: str) -> dict[str, tuple[str, str]]:
+        given = {name: value for name, value in cluster.environment.items() if name.startswith("MARQ_")} | variables
+        done = CliRunner().invoke(doctor, ["--json"], env=given | {"MARQ_DATA_DIR": str(worker.data_dir)})
+        objects = [json.loads(line) for line in done.stdout.splitlines()]
+        # the workers have a check of topics, too: that of this machine comes first
+        return {one["check"]: (one["level"], one["what"]) for one in reversed(objects)}
+
+    assert [found()[check][0] for check in ("kafka", "topics", "installation")] == ["ok", "ok", "ok"]
+    without_kafka = found(MARQ_KAFKA=dead)
+    assert [without_kafka[check][0] for check in ("kafka", "topics", "installation")] == [
+        "problem",
+        "skipped",
+        "skipped",
+    ]
+    level, what = found(MARQ_NAME="another")["installation"]
+    assert (level, what.endswith('the settings here name "another"')) == ("problem", True)
 
 
 def test_workers_that_disagree_are_named(kafka: str, tmp_path: Path) -> None:

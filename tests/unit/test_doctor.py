@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import msgspec
 import pytest
 
 from marq.cli.checks import CHECKS, Facts, Level, examine
+from marq.cli.doctor import reached, show
 
 NOW_MS = 1_800_000_000_000
 GIB = 1024**3
@@ -26,8 +28,9 @@ def vitals(**values: Any) -> dict[str, Any]:
         "open_files": 65_536,
         "max_connections": 8_192,
         "keys": "",
-        "settings": {"visibility_timeout_ms": "30000", "auto_create": "true"},
+        "settings": {"name": '"marq"', "visibility_timeout_ms": "30000", "auto_create": "true"},
         "topics": [],
+        "cluster": "kafka-1",
     } | values
 
 
@@ -96,6 +99,16 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         {"troubles": [{"what": "workers A and B announce the same address", "mend": "set MARQ_WEB_URL"}]},
         "addresses",
         "A and B announce the same address",
+    ),
+    "another installation": (
+        {"name": "shop"},
+        "installation",
+        'http://127.0.0.1:1, http://127.0.0.1:2 belong to the installation "marq", the settings here name "shop"',
+    ),
+    "another Kafka": (
+        {"name": "marq", "cluster": "kafka-2"},
+        "installation",
+        "http://127.0.0.1:2 belong to the Kafka cluster kafka-1, the settings here name kafka-2",
     ),
     "a worker that is not ready": ({"workers": [worker(1, ready=False), worker(2)]}, "workers", "1:1 is not ready"),
     "two versions": ({"workers": [worker(1), worker(2, version="2.0")]}, "versions", "1.0: http://127.0.0.1:1; 2.0"),
@@ -188,14 +201,6 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         "receivers",
         "nobody receives from orders (10, 1 h)",
     ),
-    "nobody receives, and dead letters are elsewhere": (
-        {
-            "queues": [queue("orders"), queue("orders.dead", has_receiver=False, oldest_ms=3_600_000)],
-            "dead_letter_queues": {"orders": "graves"},
-        },
-        "receivers",
-        "nobody receives from orders.dead",
-    ),
     "a breaker that tries": (
         {"queues": [queue("orders", breaker={"state": "trying", "failures": 7})]},
         "circuit breakers",
@@ -262,6 +267,38 @@ def test_what_only_a_part_was_seen_of_is_not_said_to_be_well() -> None:
         "receivers",
         "circuit breakers",
     }
+
+
+def test_an_installation_that_could_not_be_compared_is_not_said_to_be_the_right_one() -> None:
+    def found(**values: Any) -> list[tuple[Level, str]]:
+        return [(one.level, one.what) for one in examine(facts(**values)) if one.check == "installation"]
+
+    here = {"name": "marq", "cluster": "kafka-1"}
+    assert [level for level, _ in found(**here)] == [Level.OK]
+    earlier = {"settings": {}, "cluster": ""}
+    assert [level for level, _ in found(**here, workers=[worker(1, **earlier), worker(2)])] == [Level.OK]
+    assert found(**here, workers=[worker(1, **earlier)]) == [
+        (Level.SKIPPED, "the workers did not tell their installation"),
+        (Level.SKIPPED, "the workers did not tell their Kafka cluster"),
+    ]
+    assert found(name="marq", cluster="") == [
+        (Level.SKIPPED, "the Kafka cluster that the settings here name could not be asked for its id")
+    ]
+
+
+def test_a_kafka_at_which_nothing_answers_is_wrong_and_one_that_can_not_be_asked_is_skipped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as other:
+        lively = listening.getsockname()[1]
+        dead = other.getsockname()[1]
+        other.close()
+        assert reached(f"kafka://127.0.0.1:{dead},127.0.0.1:{lively}").level is Level.SKIPPED
+        assert show([reached(f"kafka://127.0.0.1:{lively}")], quiet=True) == 0
+        found = reached(f"kafka://127.0.0.1:{dead}")
+    assert (found.level, "Connection refused" in found.what) == (Level.PROBLEM, True)
+    assert reached("kafka").level is Level.PROBLEM
+    assert capsys.readouterr().out == "nothing is wrong; 1 check skipped\n"
 
 
 def test_where_it_can_not_be_told_whose_clock_is_wrong_nobody_is_blamed() -> None:
