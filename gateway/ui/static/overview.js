@@ -29,7 +29,7 @@ export function Overview() {
       tile("Oldest", totals.oldest_ms, duration, unknown),
       tile("Dead letters", totals.dead, compact, unknown, { tone: totals.dead ? "bad" : "" }),
     ]} />
-    ${data.queues === 0 && !totals.unfinished ? html`<${FirstMessage} />` : null}
+    ${data.queues === 0 && !totals.unfinished && !unknown ? html`<${FirstMessage} />` : null}
     ${history && history.sent.length > 1 ? html`<div class="grid even">
       <${Chart} title="Messages a second" first=${history.first_ms} step=${history.step_ms} format=${rates}
         series=${[flow("sent", "Sent", 1), flow("acked", "Acknowledged", 2), flow("redelivered", "Redelivered", 3)]} />
@@ -62,6 +62,14 @@ const WORDS = {
 
 const Q = ({ name }) => html`<${Link} to=${queueUrl(name)}><b>${name}</b><//>`;
 
+function served(workers, partitions) {
+  const { count, missing } = workers, silent = missing.length ?? missing;
+  const sharing = workers.rebalancing ? ", sharing out partitions right now" : "", s = count === 1 ? "s" : "";
+  // those that don't answer may serve some of the partitions
+  if (silent) return `${count} of ${plural(count + silent, "worker")} answer${s}${sharing}; ${plural(partitions, "partition")}`;
+  return `${plural(count, "worker")}${sharing && `${sharing},`} serve${s} ${plural(partitions, "partition")}`;
+}
+
 function Health({ data }) {
   const { workers, partitions, unknown } = data;
   // partitions that nobody serves are named by themselves
@@ -75,8 +83,7 @@ function Health({ data }) {
     <span class=${`dot ${worst}`} aria-hidden="true"></span>
     <div>
       <p class="state">${state}</p>
-      <p class="muted">${plural(workers.count, "worker")}${workers.rebalancing ? ", sharing out partitions right now," : ""} ${workers.count === 1 ? "serves" : "serve"}
-        ${" "}${plural(partitions, "partition")}; ${plural(data.queues, "queue")}; ${workers.waiting_receives ? plural(workers.waiting_receives, "receive waits", "receives wait") : "no receive waits"}.</p>
+      <p class="muted">${served(workers, partitions)}; ${plural(data.queues, "queue")}; ${workers.waiting_receives ? plural(workers.waiting_receives, "receive waits", "receives wait") : "no receive waits"}.</p>
       ${known.length ? html`<ul class="troubles">${known.map((t, i) => html`<li key=${i}>
         <span class=${`dot ${WORDS[t.kind][0]}`} aria-hidden="true"></span><span>${WORDS[t.kind][1](t)}</span></li>`)}</ul>` : null}
     </div>
