@@ -387,7 +387,7 @@ class Receives:
         return False
 
     def _take(self, waiter: Waiter) -> None:
-        """Ask the partitions here until enough is on its way. Oldest messages first, except in FIFO queues."""
+        """Ask the partitions here until enough is on its way. Oldest messages first, except where groups are."""
         queue, left = waiter.queue, waiter.room
         # most of many partitions have nothing, which costs least to find out
         owned = [h for h in self.ownership.owned.values() if h.owner.partition.has_ready(queue) and h.serving]
@@ -398,7 +398,7 @@ class Receives:
         first = self._turn % len(owned)
         owned = owned[first:] + owned[:first]
         if len(owned) > 1 and not waiter.fifo:
-            for i, share in shares_of(left, [next_stamps(h.owner.partition, queue) for h in owned]):
+            for i, share in shares_of(left, next_stamps([h.owner.partition for h in owned], queue, left)):
                 count = self._take_from(owned[i], waiter, share)
                 left -= count
                 if count < share:

@@ -1,4 +1,4 @@
-"""Tells when the next messages of a queue were sent: a receive from several partitions begins with the oldest."""
+"""Tells how a receive is shared among several partitions: the oldest messages first, or in turn where groups are."""
 
 from __future__ import annotations
 
@@ -25,11 +25,19 @@ def is_believable(timestamp_ms: int) -> bool:
     return timestamp_ms >= FIRST_MS
 
 
-def next_stamps(partition: Partition, queue: str) -> Iterator[int]:
-    """Timestamps of ready messages of ``queue``, about in the order of delivery. Of a group only the first one counts.
+def next_stamps(partitions: Sequence[Partition], queue: str, limit: int) -> list[Iterator[int]]:
+    """For each partition, the timestamps of ready messages of ``queue``, about in the order of delivery.
 
+    If a partition has groups, all partitions take turns, as groups do: by age, a group with an old backlog in one
+    partition would keep the messages of another one waiting. The numbers are then places in turn, up to ``limit``.
     Nothing may be folded, read or taken meanwhile.
     """
+    if any((backlog := one.backlogs.get(queue)) is not None and backlog.groups for one in partitions):
+        return [iter(range(limit)) for _ in partitions]
+    return [_stamps(one, queue) for one in partitions]
+
+
+def _stamps(partition: Partition, queue: str) -> Iterator[int]:
     messages, deliveries, reserved = partition.messages, partition.deliveries, partition.reserved
     if partition.segments.has_parked(queue):
         while True:
@@ -37,19 +45,15 @@ def next_stamps(partition: Partition, queue: str) -> Iterator[int]:
     backlog = partition.backlogs.get(queue)
     if backlog is None:
         return
-    lanes = (backlog, *islice((lane for lane in backlog.turns if lane is not backlog), STEPS))
-    for lane in lanes:
-        for row in (lane.again, lane.returned):
-            if row and partition.is_ready(row[0]):
-                yield _stamp(messages[row[0]])
-        for offset in lane.fresh:
-            # once for each message that is taken: calls would cost more than the rest
-            record = messages.get(offset)
-            if record is None or offset in deliveries or offset in reserved:
-                continue
-            yield LONG_AGO if type(record) is Segment else record.timestamp
-            if lane is not backlog:
-                break
+    for row in (backlog.again, backlog.returned):
+        if row and partition.is_ready(row[0]):
+            yield _stamp(messages[row[0]])
+    for offset in backlog.fresh:
+        # once for each message that is taken: calls would cost more than the rest
+        record = messages.get(offset)
+        if record is None or offset in deliveries or offset in reserved:
+            continue
+        yield LONG_AGO if type(record) is Segment else record.timestamp
 
 
 def _stamp(record: object) -> int:

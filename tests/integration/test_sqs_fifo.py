@@ -265,6 +265,7 @@ def test_scope_and_throughput_can_be_changed_and_are_told_as_set(cluster: Cluste
     for group in ("a", "b", "a", "b"):
         queue.send(group, MessageGroupId=group, MessageDeduplicationId="id")
     assert sorted(bodies(queue.drain(2))) == ["a", "b"]
+    assert queue.receive(wait_s=1) == []  # the second one of each group is a duplicate
     queue.set(DeduplicationScope="queue", FifoThroughputLimit="perQueue")
     assert told() == ("queue", "perQueue")
     spread = Queue.make(cluster.workers[0], FifoQueue="true", DeduplicationScope="messageGroup")
@@ -367,6 +368,19 @@ def test_a_noisy_group_of_a_standard_queue_does_not_starve_the_others(cluster: C
         got += messages
     # a fair share is one in two of a partition; each receive may be of either partition
     assert len(got) <= 100, [group_of(m) for m in got]
+
+
+def test_what_a_noisy_group_has_in_flight_delays_no_other_group(cluster: Cluster) -> None:
+    """All in flight are of one group, far above a tenth, and it has a backlog. The other group comes at once."""
+    queue = Queue.make(cluster.workers[0], VisibilityTimeout="600")
+    for i in range(0, 200, 10):
+        send_batch(queue, "noisy", [f"n{k}" for k in range(i, i + 10)])
+    in_flight: list[Any] = []
+    while len(in_flight) < 60:
+        in_flight += queue.receive(10)
+    queue.send("q", MessageGroupId="quiet")
+    got = queue.receive(10) + queue.receive(10)
+    assert "q" in bodies(got), [group_of(m) for m in got]
 
 
 def test_a_standard_queue_delivers_a_group_to_several_receivers_at_once(cluster: Cluster) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -159,6 +160,18 @@ def test_whoever_accepts_json_gets_json(queue: Queue) -> None:
     assert attributes == [{"Name": "VisibilityTimeout", "Value": "30"}]
     answer = ask(queue.url, "CreateQueue", accept="application/json")
     assert (answer.status, answer.json["Error"]["Code"]) == (400, "InvalidAction")
+
+
+@pytest.mark.parametrize("body", ['{"foo": "ba\rr", "foo2": "ba&quot;r&quot;"}', '"{\\"foo\\": \\"ba\\rr\\"}"'])
+def test_carriage_returns_and_quotes_of_a_body_are_kept_in_all_answers(queue: Queue, body: str) -> None:
+    queue.send(body)
+    (message,) = queue.receive(VisibilityTimeout=0)
+    assert message["Body"] == body
+    answer = queue.ask("ReceiveMessage", WaitTimeSeconds=5, VisibilityTimeout=0)
+    assert ElementTree.fromstring(answer.text).findtext(".//{*}Message/{*}Body") == body
+    told = queue.ask("ReceiveMessage", accept="application/json", WaitTimeSeconds=5)
+    (message,) = told.json["ReceiveMessageResponse"]["ReceiveMessageResult"]["messages"]
+    assert message["Body"] == body
 
 
 # -- attributes of queues

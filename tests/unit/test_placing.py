@@ -7,8 +7,10 @@ import pytest
 from app.engine.queue_records import QueueRecord, next_record
 from app.service.fifo import fifo_headers
 from marq.core.policies import QueueSettings
+from marq.core.settings import placed_as, settings_with
 from marq.protocol.headers import H_DEDUP
 from marq.protocol.messages import Entry
+from tests.unit.core_helpers import TwoLogs
 
 
 def id_of(settings: QueueSettings, life: int, group: str = "g", name: str = "id") -> bytes:
@@ -27,6 +29,18 @@ def test_an_id_is_another_one_in_another_group_where_the_scope_is_the_group() ->
     for scope, count in (("queue", 1), ("group", 2)):
         settings = QueueSettings(fifo=True, deduplication_scope=scope)  # type: ignore[arg-type]
         assert len({id_of(settings, 0, group) for group in ("a", "b")}) == count
+
+
+def test_ids_count_by_group_from_the_change_of_the_scope_on() -> None:
+    made = QueueSettings(fifo=True)
+    changed = placed_as(made, settings_with("q", made, {"deduplication_scope": "group"}))
+    logs = TwoLogs()
+    logs.own()
+    for settings in (made, changed):
+        for group in ("a", "b", "a"):
+            logs.send("q", headers=fifo_headers(Entry(payload=b"x", group=group, deduplication_id="id"), settings, 0))
+    logs.read()
+    assert logs.states(list(range(6))) == ["ready", "duplicate", "duplicate", "ready", "ready", "duplicate"]
 
 
 def test_a_purge_begins_another_generation_of_ids_and_its_end_does_not() -> None:

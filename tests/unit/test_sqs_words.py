@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from app.engine.queue_records import Draft
 from gateway.sqs import query_protocol as query
 from gateway.sqs.attributes import POLICY_MAX, Attributes, Queues
-from gateway.sqs.errors import KINDS, SqsError
+from gateway.sqs.errors import KINDS, SqsError, bad_value
 from gateway.sqs.limits import STRICT
 from gateway.sqs.messages import (
     TRACE_HEADER_MAX,
@@ -340,6 +340,25 @@ def test_errors_in_json_are_those_of_xml() -> None:
         "Error": {"Code": "AWS.SimpleQueueService.NonExistentQueue", "Message": message, "Type": "Sender"},
         "RequestId": "id",
     }
+
+
+@pytest.mark.parametrize("text", ['{"foo": "ba\rr"}', '"{\\"foo\\": \\"ba\\rr\\"}"', "ba&quot;r&quot; <é>"])
+def test_the_text_of_an_error_is_read_as_it_was_written(text: str) -> None:
+    from botocore.parsers import create_parser
+
+    from gateway.sqs import json_protocol
+
+    error = bad_value(text, "RedrivePolicy", "Invalid value.")
+    told, form = json_protocol.problem(error), query.problem(error, "id", as_json=True)
+    assert isinstance(told.body, bytes) and isinstance(form.body, bytes)
+    # AWS's member is `message`: botocore shows it besides `Error` for the errors that its model has
+    assert json.loads(told.body) == {"__type": error.kind.type, "message": str(error)}
+    assert json.loads(form.body)["Error"]["Message"] == str(error)
+    xml = query.problem(error, "id")
+    assert isinstance(xml.body, bytes)
+    for protocol, response in (("json", told), ("query", xml)):
+        answer = {"status_code": 400, "headers": dict(response.headers), "body": response.body}
+        assert create_parser(protocol).parse(answer, None)["Error"]["Message"] == str(error)
 
 
 def test_json_is_for_those_who_ask_for_it() -> None:

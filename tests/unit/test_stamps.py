@@ -55,23 +55,22 @@ def test_what_is_not_ready_has_no_stamp() -> None:
     logs, first = with_messages(4)
     logs.start(0)
     logs.take(limit=1)
-    assert list(next_stamps(logs.partition, "q")) == [first + 20, first + 30]
+    assert [list(one) for one in next_stamps([logs.partition], "q", 9)] == [[first + 20, first + 30]]
 
 
 def test_what_comes_back_is_the_oldest_again() -> None:
     logs, first = with_messages(3)
     logs.release(logs.start(0))
-    assert next(next_stamps(logs.partition, "q")) == first
+    assert next(next_stamps([logs.partition], "q", 1)[0]) == first
 
 
-def test_groups_show_their_first_message() -> None:
-    logs = TwoLogs()
-    for group in (b"a", b"a", b"b"):
-        logs.send(headers=[("marq-group", group)])
-        logs.now_ms += 10
-    logs.read()
-    first = logs.now_ms - 30
-    assert list(next_stamps(logs.partition, "q")) == [first, first + 20]
+def test_partitions_take_turns_where_one_has_groups() -> None:
+    logs, _ = with_messages(3)
+    grouped = TwoLogs()
+    grouped.send(headers=[("marq-group", b"a")])
+    grouped.read()
+    assert shares_of(5, next_stamps([logs.partition, grouped.partition], "q", 5)) == [(0, 3), (1, 2)]
+    assert shares_of(1, next_stamps([grouped.partition, logs.partition], "q", 1)) == [(0, 1)]
 
 
 def test_what_is_on_disk_was_sent_long_ago() -> None:
@@ -81,12 +80,12 @@ def test_what_is_on_disk_was_sent_long_ago() -> None:
     logs.read()
     logs.persist()
     logs.partition.shed(1 << 30)
-    assert next(next_stamps(logs.partition, "q")) == LONG_AGO
+    assert next(next_stamps([logs.partition], "q", 1)[0]) == LONG_AGO
 
 
 @pytest.mark.parametrize("limit", [1, 10])
 def test_an_unknown_queue_has_no_stamps(limit: int) -> None:
-    assert shares_of(limit, [next_stamps(TwoLogs().partition, "none")]) == []
+    assert shares_of(limit, next_stamps([TwoLogs().partition], "none", limit)) == []
 
 
 def test_the_lowest_offset_of_a_queue_is_that_of_its_first_unfinished_message() -> None:
