@@ -23,6 +23,7 @@ from marq.core.markers import End, Release, encode
 from marq.core.policies import QueueSettings
 from marq.core.starts import STALLED_MS
 from marq.errors import RowError
+from marq.protocol.headers import H_GROUP
 from marq.protocol.messages import Received
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
 from tests.unit.peer_helpers import Network, alone
@@ -365,6 +366,19 @@ def test_a_row_that_can_not_be_read_back_concerns_its_partition_alone(monkeypatc
 
 
 # -- what was sent just before
+
+
+def test_an_old_backlog_of_a_group_keeps_no_other_partition_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        noisy, quiet = (partition.core for partition in desk.partitions)
+        noisy.send(50, headers=[(H_GROUP, b"noisy")])
+        quiet.broker.now_ms += 60_000
+        quiet.send(1, headers=[(H_GROUP, b"quiet")])
+        received = [places(await desk.take(limit=1))[0] for _ in range(3)]
+        assert (1, 1) in received
+
+    run(scenario, monkeypatch)
 
 
 def unread(desk: Desk, number: int, count: int = 1) -> None:
