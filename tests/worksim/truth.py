@@ -66,6 +66,8 @@ class Truth:
         self.arrivals: dict[str, dict[int, int]] = {}
         self._sim = SimpleNamespace(
             reference=self.reference,
+            queue_id=world.settings.queue_id,
+            queue=self.queue,
             violated=self._violated,
             arrivals=self.arrivals,
             sent_ms={},
