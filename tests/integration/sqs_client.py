@@ -84,10 +84,14 @@ def ask(
     headers: dict[str, str] | None = None,
     **more: Any,
 ) -> Answer:
-    """A request of the query protocol, not signed. `values`: parameters with dots in their names."""
+    """A request of the query protocol, not signed. `values`: parameters with dots in their names.
+
+    A `GET` has a header that no link can add: without it, a worker without keys refuses it.
+    """
     form = urlencode({**({"Action": action} if action else {}), **(values or {}), **more})
     sent = {**(headers or {}), **({"Accept": accept} if accept else {})}
     if method == "GET":
+        sent.setdefault("Authorization", "AWS4-HMAC-SHA256")
         request = urllib.request.Request(f"{url}?{form}" if form else url, headers=sent)
     else:
         request = urllib.request.Request(url, form.encode(), sent)

@@ -111,7 +111,7 @@ def test_states_have_the_names_of_the_api_too(marq: Command, queue: str) -> None
         (
             ("ack", "abc"),
             1,
-            "not a receipt: 'abc' has 3 characters, not 52 as those of this version; each message that is received "
+            "not a receipt: 'abc' has 3 characters, not 60 as those of this version; each message that is received "
             "comes with one",
         ),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.admin import NewPartitions, RecordsToDelete
+from aiokafka.admin import RecordsToDelete
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.structs import BrokerMetadata
@@ -16,7 +16,6 @@ from faust.types import TP
 from app.kafka import internals
 from app.streaming import consumer_thread
 from app.streaming.chunks import MAX_BUFFERED_CHUNKS, Chunk
-from app.streaming.faust_app import CopartitionError
 from app.streaming.raw_table import SegmentTable, TableError
 from app.streaming.transport import OffsetOutOfRange
 from marq.protocol.limits import RECORD_MAX_BYTES
@@ -329,22 +328,6 @@ def test_a_member_that_has_left_the_group_reads_on_while_another_one_gets_its_pa
             await until(lambda: second.values(lab.q(0)) == [b"x", b"y"])
             await first.stop()
             assert not first.crashes
-
-    asyncio.run(scenario())
-
-
-def test_topics_that_are_not_copartitioned_stop_the_worker(kafka: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Lab(kafka, tmp_path) as lab:
-            await lab.admin.create_partitions({lab.markers: NewPartitions(total_count=3)})
-            await lab.visible({lab.markers: 3})
-            worker = Worker(lab, 0, table=True)
-            lab.workers.append(worker)
-            start = asyncio.create_task(worker.app.start())
-            await until(lambda: worker.crashes)
-            assert isinstance(worker.crashes[0], CopartitionError)
-            start.cancel()
-            await asyncio.gather(start, return_exceptions=True)
 
     asyncio.run(scenario())
 
