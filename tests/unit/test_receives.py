@@ -740,8 +740,8 @@ def test_an_answer_has_a_largest_size_wherever_its_messages_come_from(monkeypatc
         here.partitions[0].core.send(1, value=b"x" * 60)
         other.partitions[0].core.send(2, value=b"x" * 30)
         assert len(await answered(asyncio.ensure_future(here.receive(wait_ms=0)), here, other)) == 2
-        (release,) = here.given_back
-        assert (release.offsets, release.counted) == ([2, 3], False)
+        # the other worker keeps what does not fit, if it was asked after the first message had come here
+        assert [(one.offsets, one.counted) for one in here.given_back] in ([], [([2, 3], False)])
 
     run(scenario, monkeypatch)
 
