@@ -496,9 +496,10 @@ def _all_ids(unwritten: Any) -> Any:
 
 
 def _ids_of_messages_only(restore: Any) -> Any:
-    def mutated(self: Recent, *row: Any) -> None:
-        if self._most > ORIGIN_RULES.most:
-            restore(self, *row)
+    def mutated(self: Recent, key: str, checksum: int, digests: list[bytes], *row: Any) -> None:
+        if self._most <= ORIGIN_RULES.most:
+            digests = [digest[::-1] for digest in digests]  # as many, so that the count to skip is still right
+        restore(self, key, checksum, digests, *row)
 
     return mutated
 
