@@ -293,6 +293,8 @@ class Auditor(walker.Walker):
             self._since_ms = self._whole_ms
         self.stop_at(told.queue_stop, told.markers_stop)
         self._check_unread()
+        if any(not deleted.given_up for deleted in self._deleted):
+            self.recovered = None  # no worker recovers from these tables before a repair
         stored = self.recovered
         if stored is not None:
             stored.ingest(stored.position, told.queue_stop, [])
