@@ -176,8 +176,10 @@ class _Look:
 
     def _keep(self, record: Any) -> None:
         if type(record) is Unreadable:
+            value, reason = record.value, f"{UNDECODABLE}: {record.reason}"
             for offset in range(record.offset, record.stop):
-                self._keep(Undecodable(offset, record.timestamp, None, f"{UNDECODABLE}: {record.reason}"))
+                self._keep(Undecodable(offset, record.timestamp, value, reason))
+                value = None
             return
         for i in range(len(self.found) - 1, -1, -1):
             damage = self.found[i]

@@ -250,13 +250,13 @@ class FetchedRecords:
             elif self.next_fetch_offset not in self._given_up:
                 return
             else:
-                yield self._unreadable(flaw.stop, flaw.reason)
+                yield self._unreadable(flaw.stop, flaw.reason, None if flaw.is_gap else raw)
             if not flaw.is_gap:
                 at = stop
         self._data = b""
         if self.next_fetch_offset == asked and asked in self._given_up:
             # the position did not advance, so the next fetch would return the same
-            yield self._unreadable(asked + 1, UNUSABLE.reason)
+            yield self._unreadable(asked + 1, UNUSABLE.reason, data)
 
     def _flaw(self, at: int, stop: int, raw: bytes, batch: Any) -> Flaw:
         """What is wrong with the batch at `at` in the data, which ends at `stop`."""
@@ -406,11 +406,11 @@ class FetchedRecords:
             return None
         return int(base)
 
-    def _unreadable(self, stop: int, reason: str) -> Unreadable:
+    def _unreadable(self, stop: int, reason: str, raw: bytes | None) -> Unreadable:
         """Give up what lies from here up to `stop`, because of a flaw."""
         start, self.next_fetch_offset = self.next_fetch_offset, stop
         self._on_fault(Fault(start, stop, reason, stop, is_flaw=True))
-        return Unreadable(start, self._timestamp, stop, reason)
+        return Unreadable(start, self._timestamp, stop, reason, raw)
 
     def _give_up(
         self, start: int, stop: int, reason: str, raw: bytes, timestamp: int | None = None

@@ -54,13 +54,16 @@ class Undecodable(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """Stands for the records in ``[offset, stop)``, which no replica has whole at present: see :attr:`State.missed`."""
+    """Stands for the records in ``[offset, stop)``, which no replica has whole at present: see :attr:`State.missed`.
+
+    ``value`` has the bytes of their batch as they were read, if there are any. They are no payload.
+    """
 
     offset: int
     timestamp: int
     stop: int
     reason: str
-    value: None = None
+    value: bytes | None = None
     key: None = None
     headers: tuple[tuple[str, bytes], ...] = ((H_POISON, b""),)  # not empty: no record of the plain kind
 

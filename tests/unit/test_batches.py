@@ -304,6 +304,7 @@ def test_a_batch_with_a_wrong_checksum_ends_where_the_next_begins() -> None:
     read = Read(offsets_from((liar, 3), (batch(*THREE), 3)), end=2000)
     assert list(read.bad) == [0, 1, 2]
     assert [offset for offset, _ in read.good] == [3, 4, 5]
+    assert read.records[0].value == liar  # for those who look at what is left of it
 
 
 def test_the_last_batch_counts_for_one_offset_if_its_fields_dont_agree() -> None:
