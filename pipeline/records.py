@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 #: Version of the tables' rows.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 #: Most bytes of a record that is the copy of a message.
 COPY_MAX_BYTES = MESSAGE_MAX_BYTES + COPY_ROOM_BYTES
@@ -64,6 +64,8 @@ MARKER = StructType(
         StructField("nonce", StringType()),
         StructField("fence", StringType()),
         StructField("sure", BooleanType()),
+        StructField("time_ms", LongType()),
+        StructField("clock_ms", LongType()),
     ]
 )
 

@@ -59,7 +59,7 @@ def test_messages_and_markers_are_archived_as_they_were(spark: SparkSession, ins
 
     first, *others = rows(spark, here)
     today = datetime.datetime.now(datetime.UTC).date()
-    assert (first.schema_version, first.topic, first.partition, first.offset) == (2, here.settings.queue_topic, 0, 0)
+    assert (first.schema_version, first.topic, first.partition, first.offset) == (3, here.settings.queue_topic, 0, 0)
     assert (first.queue, bytes(first.key), bytes(first.payload), first.size) == ("orders", b"orders", b"hello", 5)
     assert (bytes(first.sender_key), first.delay_ms, first.ttl_ms, first.group) == (b"k", 50, None, "g")
     assert [(h.key, h.value) for h in first.headers][2:] == [("marq-group", b"g"), ("a", None)]
@@ -278,8 +278,8 @@ def test_a_checkpoint_whose_table_is_gone_is_refused(spark: SparkSession, instal
 def test_a_table_of_a_later_version_is_refused(spark: SparkSession, installation: Make) -> None:
     here = installation()
     run_archive(spark, here.job)
-    spark.sql(f"ALTER TABLE delta.`{here.job.path(archive.MARKERS)}` SET TBLPROPERTIES ('{tables.VERSION}' = '3')")
-    with pytest.raises(PipelineError, match="has rows of version 3, and this marq reads up to 2; upgrade marq"):
+    spark.sql(f"ALTER TABLE delta.`{here.job.path(archive.MARKERS)}` SET TBLPROPERTIES ('{tables.VERSION}' = '4')")
+    with pytest.raises(PipelineError, match="has rows of version 4, and this marq reads up to 3; upgrade marq"):
         run_archive(spark, here.job)
 
 
@@ -293,22 +293,24 @@ def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: Spa
     run_archive(spark, here.job)
     assert [row.origin for row in rows(spark, here)] == ["0:1"]
     properties = tables.properties_of(spark, path)
-    assert properties[tables.VERSION] == "2"
+    assert properties[tables.VERSION] == "3"
     assert properties["delta.dataSkippingStatsColumns"] == "partition,offset,timestamp"
 
 
-def test_a_table_of_version_1_gets_the_fields_that_its_markers_lack(spark: SparkSession, installation: Make) -> None:
+def test_a_table_of_an_earlier_version_gets_the_fields_that_its_markers_lack(
+    spark: SparkSession, installation: Make
+) -> None:
     here = installation()
     path = here.job.path(archive.MARKERS)
     struct = type(records.MARKER)
     fields = [f for f in records.MARKERS if f.name != "markers"]
-    marker = struct([f for f in records.MARKER if f.name != "sure"])
+    marker = struct([f for f in records.MARKER if f.name not in ("sure", "time_ms", "clock_ms")])
     earlier = struct([*fields, StructField("markers", ArrayType(marker))])
     tables.open_table(spark, path, earlier, version=1, partition_by=["day"])
-    here.mark(0, [Tick("", False)])
+    here.mark(0, [Tick("", False, 0, 5, 6)])
     run_archive(spark, here.job)
     (row,) = spark.read.format("delta").load(path).collect()
-    assert [marker.sure for marker in row.markers] == [False]
+    assert [(m.sure, m.time_ms, m.clock_ms) for m in row.markers] == [(False, 5, 6)]
 
 
 def test_records_that_were_deleted_before_they_were_archived_are_an_error(
