@@ -22,7 +22,6 @@ SOON = (
     "rows are lost",
     "not read again",
     "any key will do",
-    "stores of other clusters",
     "forgotten whatever it is",
     "answers with what is read",
     "asks only itself",
