@@ -84,7 +84,11 @@ def receive(
     )
     if follow or program is not None:
         timeout = None if follow else wait
-        _consume(worker, service, queue, jobs, visibility_timeout, timeout)
+        try:
+            _consume(worker, service, queue, jobs, visibility_timeout, timeout)
+        finally:
+            for message in worker.interrupted:
+                message.release()
     else:
         _receive_once(worker, service, queue, wait, visibility_timeout)
     if not worker.count and not follow:
@@ -116,6 +120,9 @@ class _Receiver:
         self.limit = limit  # 0: none
         self.count = 0
         self.failed = 0
+        #: Messages whose commands were interrupted. They are given back when the consumer has closed: one of its own
+        #: receives that is still under way would take them again, until the lease ends.
+        self.interrupted: list[Message] = []
         self._lock = threading.Lock()
 
     def admit(self) -> bool:
@@ -151,7 +158,7 @@ class _Receiver:
         try:
             status = self._run(message)
         except BaseException:
-            message.release()
+            self.interrupted.append(message)
             raise
         if status == 0:
             self._settle(message.ack, message)

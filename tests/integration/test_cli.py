@@ -115,7 +115,7 @@ def test_following_ends_with_ctrl_c_and_gives_back_what_a_command_was_at(
 ) -> None:
     assert marq("send", queue, "long").status == 0
     following = marq.start(
-        *("receive", queue, "--follow", "--exec", f"touch {tmp_path}/begun; sleep 60"),
+        *("receive", queue, "--follow", "--exec", f"touch {tmp_path}/begun; exec sleep 60"),
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
