@@ -133,6 +133,7 @@ PARTITION = {
 OWNER = {
     "_sent": CONSTANT,
     "_acked": CONSTANT,
+    "_losses": CONSTANT,  # taken after each call
 }
 
 AGENDA = {
