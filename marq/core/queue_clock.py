@@ -33,7 +33,7 @@ class QueueClock:
     def __init__(self) -> None:
         self._runs: list[Run] = []
         self._ahead_ms = 0  # the least of ``_runs``: by it counts what is unfinished
-        self._early: tuple[int, int] | None = None  # what was read before `begin`: its clock was ahead between these
+        self._early: tuple[int, int] | None = None  # by what was read while `begin` may come
         self._rise_ms: int | None = None  # the clock of the last chunk, if it was ahead of the present run's
 
     @property
@@ -65,11 +65,12 @@ class QueueClock:
         if not stamps:
             return False
         first_ms, last_ms = min(stamps), max(stamps)
-        if not self._runs:
+        if len(self._runs) < 2:  # `begin` may still come, or come again
             least, most = first_ms - now_ms, first_ms - since_ms
             if self._early is not None:
                 least, most = min(least, self._early[0]), min(most, self._early[1])
             self._early = (least, most)
+        if not self._runs:
             return False
         present_ms, rise_ms = self._runs[-1].ahead_ms, self._rise_ms
         self._rise_ms = None

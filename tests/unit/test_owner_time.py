@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from marq.core.markers import Tick
 from marq.core.policies import Limits, QueueSettings
+from marq.core.queue_clock import QueueClock
 from marq.core.ticker import TICK_MAX_MS, TICK_MIN_MS
 from tests.unit.core_helpers import Worker
 
@@ -423,3 +425,12 @@ def test_the_distance_of_both_clocks_is_known() -> None:
     assert before is not None and abs(before) < 1_000
     assert unknown is None
     assert abs((worker.owner.ticker.behind_ms or 0) - SKEW_MS) < 1_000
+
+
+def test_what_was_read_counts_as_young_as_it_is_though_the_clock_of_markers_steps_before_it_is_believed() -> None:
+    """Both brokers were 20 s behind when a message came, and the first tick that is believed has the right time."""
+    clock = QueueClock()
+    clock.begin(980_000, 100)
+    clock.read(0, [SimpleNamespace(offset=0, timestamp=980_100)], now_ms=220, since_ms=180)
+    clock.begin(1_000_300, 300)
+    assert clock.now_ms(300) <= 980_100 + 120
